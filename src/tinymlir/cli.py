@@ -1,0 +1,164 @@
+# Tangled from notebooks/05_gpt2.md: edit the chapter, not this file.
+
+# %% 05_gpt2.md § The command (1)
+"""The command `tinymlir` (chapter 5)."""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tinymlir import __version__
+from tinymlir.errors import TinymlirError
+
+
+def at_least(kind: type, low: float, strict: bool = False) -> Callable[[str], Any]:
+    """A reader of numbers for argparse: an int or a float that is not too small."""
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not low <= value < float("inf") or (strict and value == low):
+            words = "more than" if strict else "at least"
+            raise argparse.ArgumentTypeError(f"{text}: expected {words} {low}")
+        return value
+    read.__name__ = kind.__name__  # argparse puts it into "invalid int value"
+    return read
+
+
+# %% 05_gpt2.md § The command (2)
+def run_generate(args: argparse.Namespace) -> None:
+    """Write the text that follows a prompt, piece by piece."""
+    from tinymlir.checkpoint import BUNDLED, default_directory
+    from tinymlir.model import encode, iterate_ids, load_model, stream
+    pick = choice(args)
+    directory = args.model or default_directory()
+    known = {BUNDLED: "the bundled one (tales)", Path("model"): "./model"}
+    print(f"model: {known.get(directory, directory)}", file=sys.stderr, flush=True)
+    model, tokenizer = load_model(directory)
+    new = iterate_ids(
+        model, encode(tokenizer, args.prompt), args.tokens, args.stop, pick)
+    with suppress(AttributeError):  # a terminal that lacks a letter shows "?"
+        sys.stdout.reconfigure(errors="replace")
+    for piece in stream(tokenizer, new):
+        print(piece, end="", flush=True)
+    print(flush=True)
+
+
+# %% 05_gpt2.md § The command (3)
+def choice(args: argparse.Namespace) -> Callable[..., int]:
+    """How the next token is chosen: the best one, or by throwing dice."""
+    from tinymlir.model import greedy, sampler
+    if args.temperature is not None:
+        return sampler(args.temperature, args.top_k, args.seed or 0)
+    if args.top_k is not None or args.seed is not None:
+        args.parser.error("--top-k and --seed need --temperature")
+    return greedy
+
+
+# %% 05_gpt2.md § The command (4)
+def run_emit(args: argparse.Namespace) -> None:
+    """Print a stage of an example's compilation, or how two stages differ."""
+    from tinymlir.ops import EXAMPLES
+    if args.list:
+        for name, example in EXAMPLES.items():
+            print(name.ljust(22), example.function.__doc__)
+        return
+    if args.name not in EXAMPLES:
+        names = ", ".join(EXAMPLES)
+        args.parser.error(f"{args.name or 'no name'}: expected one of {names}")
+    print(listing(args, EXAMPLES[args.name]), flush=True)
+
+
+# %% 05_gpt2.md § The command (5)
+def listing(args: argparse.Namespace, example: Any) -> str:
+    """The text that `emit` was asked for."""
+    from tinymlir.jit import jit
+    from tinymlir.show import diff
+    stages = jit(example.function).compile(*example.arrays, **example.static).stages
+    asked = args.diff or (list(stages) if args.stage == "all" else [args.stage])
+    for stage in asked:
+        if stage not in stages:
+            args.parser.error(f"{stage}: expected all, {', '.join(stages)}")
+    if args.diff:
+        return str(diff(*(stages[stage] for stage in asked)))
+    heads = "==== {}\n{}\n" if args.stage == "all" else "{1}"
+    return "\n".join(heads.format(s, str(stages[s]).rstrip()) for s in asked)
+
+
+# %% 05_gpt2.md § The command (6)
+def run_fetch(args: argparse.Namespace) -> None:
+    """Download GPT-2 (550 MB) into a folder; if interrupted, run it again."""
+    from tinymlir.fetch import fetch
+    config = fetch(args.directory).config
+    print(f"{args.directory}: {config.blocks} blocks of width {config.width}, "
+          f"{config.vocabulary:,} tokens", file=sys.stderr)
+
+
+# %% 05_gpt2.md § The command (7)
+def command(sub: Any, name: str, function: Callable[..., None]) -> Callable:
+    """A new subcommand; returns what adds arguments to it."""
+    text = function.__doc__
+    parser = sub.add_parser(name, help=text, description=text)
+    parser.set_defaults(function=function, parser=parser)
+    return parser.add_argument
+
+
+def add_generate(sub: Any) -> None:
+    add = command(sub, "generate", run_generate)
+    add("prompt", help="the text to go on from")
+    add("--tokens", type=at_least(int, 0), default=10, metavar="N",
+        help="how many tokens to add (10)")
+    add("--model", type=Path, metavar="DIR",
+        help="a checkpoint (./model if there is one, else the bundled one)")
+    add("--stop", action="store_true", help="end where the model ends the text")
+    add("--temperature", type=at_least(float, 0, strict=True), metavar="T",
+        help="throw dice instead of taking the best token; below 1 is tamer")
+    add("--top-k", type=at_least(int, 1), metavar="K", help="of the K best tokens")
+    add("--seed", type=at_least(int, 0), metavar="S", help="of the dice (0)")
+
+
+# %% 05_gpt2.md § The command (8)
+def add_emit(sub: Any) -> None:
+    add = command(sub, "emit", run_emit)
+    add("name", nargs="?", help="an example; --list names them")
+    add("--stage", default="graph", help="a stage of the compiler, or all (graph)")
+    add("--diff", nargs=2, metavar="STAGE", help="what changed between two stages")
+    add("--list", action="store_true", help="the examples")
+
+
+def add_fetch(sub: Any) -> None:
+    add = command(sub, "fetch", run_fetch)
+    add("directory", nargs="?", type=Path, default=Path("model"), metavar="DIR",
+        help="where to (./model)")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The words of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="tinymlir", description="A tensor compiler that is a book.")
+    parser.add_argument(
+        "--version", action="version", version=f"tinymlir {__version__}")
+    sub = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (add_generate, add_emit, add_fetch):
+        add(sub)
+    return parser
+
+
+# %% 05_gpt2.md § The command (9)
+def main(argv: list[str] | None = None) -> int:
+    """Obey a command line; the exit status is 0, 1 for refused or 2 for usage."""
+    args = make_parser().parse_args(argv)
+    try:
+        args.function(args)
+        return 0
+    except BrokenPipeError:  # nobody reads on; what is in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except (TinymlirError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1

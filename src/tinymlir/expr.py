@@ -1,0 +1,404 @@
+# Tangled from notebooks/01_expr.md: edit the chapter, not this file.
+
+# %% 01_expr.md § Types (1)
+"""The expression graph: types, nodes and NumPy's protocols (chapter 1)."""
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from tinymlir.errors import (
+    DTypeError, MissingAttributeError, ShapeError, TinymlirError,
+    TracedValueError, UnsupportedError, translated)
+
+DTYPES = {np.dtype(long): short for long, short in (
+    ("float32", "f32"), ("float64", "f64"), ("int32", "i32"),
+    ("int64", "i64"), ("bool", "bool"))}
+
+
+# %% 01_expr.md § Types (2)
+def supported(dtype: Any) -> np.dtype:
+    """The dtype in native byte order; DTypeError if there is none for it here."""
+    native = np.dtype(dtype).newbyteorder("=")
+    if native not in DTYPES:
+        known = ", ".join(str(d) for d in DTYPES)
+        raise DTypeError(
+            f"dtype {np.dtype(dtype)} is not supported; convert the array with "
+            f"astype to one of {known}")
+    return native
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """What is known about a value before it exists."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        return f"{DTYPES[self.dtype]}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+# %% 01_expr.md § One vocabulary of operations (1)
+class Op(Enum):
+    """Every operation there is, in the groups that passes ask about."""
+
+    INPUT, CONSTANT = auto(), auto()
+
+    ADD, SUB, MUL, DIV, POW = auto(), auto(), auto(), auto(), auto()
+    MAXIMUM, MINIMUM = auto(), auto()
+    LT, LE, GT, GE, EQ, NE = auto(), auto(), auto(), auto(), auto(), auto()
+    AND, OR, XOR, NOT = auto(), auto(), auto(), auto()
+    NEG, ABS, EXP, LOG, SQRT, TANH = auto(), auto(), auto(), auto(), auto(), auto()
+    WHERE, CAST = auto(), auto()
+
+    SUM, MAX, MIN = auto(), auto(), auto()
+    MATMUL = auto()
+    RESHAPE, TRANSPOSE, BROADCAST, SLICE = auto(), auto(), auto(), auto()
+    CONCATENATE, GATHER, TRIU, TRIL = auto(), auto(), auto(), auto()
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+# %% 01_expr.md § One vocabulary of operations (2)
+TYPE: dict[Op, Callable[..., TensorType]] = {}
+NUMPY: dict[Op, Callable[..., np.ndarray]] = {}
+
+
+def rule(table: dict[Op, Callable], *ops: Op) -> Callable:
+    """Decorator: this function is the rule of these ops in that table."""
+    def register(function: Callable) -> Callable:
+        table.update(dict.fromkeys(ops, function))
+        return function
+    return register
+
+
+# %% 01_expr.md § One vocabulary of operations (3)
+UFUNC = {
+    Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply,
+    Op.DIV: np.true_divide, Op.POW: np.power,
+    Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum,
+    Op.LT: np.less, Op.LE: np.less_equal, Op.GT: np.greater,
+    Op.GE: np.greater_equal, Op.EQ: np.equal, Op.NE: np.not_equal,
+    Op.AND: np.bitwise_and, Op.OR: np.bitwise_or, Op.XOR: np.bitwise_xor,
+    Op.NOT: np.invert, Op.NEG: np.negative, Op.ABS: np.absolute,
+    Op.EXP: np.exp, Op.LOG: np.log, Op.SQRT: np.sqrt, Op.TANH: np.tanh,
+}
+OP_OF = {ufunc: op for op, ufunc in UFUNC.items()}
+ELEMENTWISE = frozenset(UFUNC) | {Op.WHERE, Op.CAST}
+REDUCTIONS = frozenset({Op.SUM, Op.MAX, Op.MIN})
+VIEWS = frozenset({Op.RESHAPE, Op.TRANSPOSE, Op.BROADCAST, Op.SLICE})
+NUMPY.update(UFUNC)
+
+
+# %% 01_expr.md § One vocabulary of operations (4)
+@lru_cache(maxsize=None)
+def loop(op: Op, *dtypes: Any) -> tuple[np.dtype, ...]:
+    """The dtypes NumPy computes in: one for each operand, then the result's.
+
+    A dtype may be the Python type int or float, for a weak number."""
+    return tuple(supported(d) for d in UFUNC[op].resolve_dtypes((*dtypes, None)))
+
+
+@rule(TYPE, *UFUNC)
+def _(*types: TensorType, op: Op) -> TensorType:
+    shape = np.broadcast_shapes(*(t.shape for t in types))
+    return TensorType(shape, loop(op, *(t.dtype for t in types))[-1])
+
+
+# %% 01_expr.md § The line that wrote it (1)
+OURS = ("tinymlir.expr", "tinymlir.numpy_api", "tinymlir.graph", "numpy")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+
+    def code(self) -> str:
+        import linecache
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        text = self.code()
+        scratch = "ipykernel" in self.file or self.file.startswith("<cell")
+        name = "cell" if scratch else self.file.rpartition("/")[2]
+        return f"{name}, line {self.line}" + (f", in `{text}`" if text else "")
+
+
+def user_line() -> Source:
+    """The nearest line on the stack that is not ours and not NumPy's."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
+        frame = frame.f_back
+    return Source(frame.f_code.co_filename, frame.f_lineno)
+
+
+# %% 01_expr.md § A node (1)
+INSTEAD = {
+    "__bool__": "use np.where(condition, a, b) in place of an if",
+    "__setitem__": "build a new array with np.where or np.concatenate",
+    "__contains__": "compare with == and reduce with np.max",
+    "__array__": "use the NumPy functions that chapter 1 lists",
+}
+KEYWORD = "pass the number as a keyword argument: keywords are static"
+
+
+def refuse(name: str) -> Callable:
+    """A method that says why a traced array cannot answer to this name."""
+    def method(self: Expr, *_, **__):
+        raise TracedValueError(
+            f"{user_line()}: {name} needs the numbers of a traced {self.type}, which "
+            f"exist only when the compiled code runs; {INSTEAD.get(name, KEYWORD)}")
+    return method
+
+
+# %% 01_expr.md § A node (2)
+serials = itertools.count()
+METHODS: dict[str, Callable] = {}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Expr(NDArrayOperatorsMixin):
+    """One value of a traced program: an op applied to operands.
+
+    It behaves as an array whose shape and dtype are known and whose numbers are not."""
+
+    op: Op
+    operands: tuple[Expr, ...]
+    type: TensorType
+    attrs: dict[str, Any] = field(default_factory=dict)
+    source: Source = field(default_factory=user_line)
+    serial: int = field(default_factory=lambda: next(serials))
+
+    __hash__ = object.__hash__
+    __bool__, __int__, __float__, __complex__, __index__ = map(
+        refuse, ("__bool__", "__int__", "__float__", "__complex__", "__index__"))
+    __array__, __setitem__, __contains__, __delitem__ = map(
+        refuse, ("__array__", "__setitem__", "__contains__", "__delitem__"))
+
+    shape = property(lambda self: self.type.shape)
+    dtype = property(lambda self: self.type.dtype)
+    ndim = property(lambda self: len(self.type.shape))
+    size = property(lambda self: math.prod(self.type.shape))
+    T = property(lambda self: self.transpose())
+
+    def __repr__(self) -> str:
+        return f"<{self.op}: {self.type}>"
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **keywords):
+        return apply_ufunc(ufunc, method, inputs, keywords)
+
+    def __array_function__(self, function, types, args, keywords):
+        return apply_function(function, args, keywords)
+
+    def __getattr__(self, name):
+        return bound_method(self, name)
+
+    def __getitem__(self, key):
+        return located(METHODS["__getitem__"], self, key)
+
+    def __len__(self):
+        return located(METHODS["__len__"], self)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+
+# %% 01_expr.md § A node (3)
+def make(op: Op, *operands: Expr, **attrs: Any) -> Expr:
+    """A new node, with the type that the table of types gives it."""
+    extra = {"op": op} if op in UFUNC else {}
+    type_ = TYPE[op](*(x.type for x in operands), **attrs, **extra)
+    return Expr(op, operands, type_, attrs)
+
+
+def constant(value: Any, dtype: Any = None) -> Expr:
+    """A leaf that holds a copy of the array, made once, at trace time."""
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+        raise UnsupportedError(
+            f"{type(value).__name__} is a subclass of ndarray with rules of its own; "
+            f"pass np.asarray(x)")
+    data = np.array(value, dtype)
+    data = data.astype(supported(data.dtype), copy=False)
+    data.flags.writeable = False
+    return Expr(Op.CONSTANT, (), TensorType(data.shape, data.dtype), {"value": data})
+
+
+def variable(shape: Iterable[int], dtype: Any) -> Expr:
+    """A leaf that stands for an argument."""
+    return Expr(Op.INPUT, (), TensorType(tuple(shape), supported(dtype)))
+
+
+# %% 01_expr.md § Operators (1)
+ARRAYS = (Expr, np.ndarray, np.generic, bool, int, float, complex, list, tuple, range)
+
+
+def located(function: Callable, *args: Any, **keywords: Any) -> Any:
+    """Call the function; its errors begin with the user's line."""
+    try:
+        return function(*args, **keywords)
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        raise translated(error, user_line()) from None
+
+
+def apply_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) -> Any:
+    """NEP 13: what `x + y` and `np.add(x, y)` do when one of them is traced."""
+    if not all(isinstance(x, ARRAYS) for x in inputs):
+        return NotImplemented
+    return located(traced_ufunc, ufunc, method, inputs, keywords)
+
+
+def traced_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) -> Expr:
+    """The node of a ufunc call; UnsupportedError for what would be ignored."""
+    name = f"np.{ufunc.__name__}"
+    if method != "__call__":
+        raise UnsupportedError(f"{name}.{method} cannot be traced")
+    if "out" in keywords:
+        raise UnsupportedError(
+            f"traced arrays cannot be written to: `out=` of {name} and operators "
+            f"such as += are not supported; write x = x + y")
+    if keywords:
+        raise UnsupportedError(f"keyword `{min(keywords)}` of {name} is not supported")
+    if ufunc in COMPOSED:
+        return composed(ufunc, *inputs)
+    if ufunc not in OP_OF:
+        raise UnsupportedError(f"{name} cannot be traced")
+    return elementwise(OP_OF[ufunc], *inputs)
+
+
+# %% 01_expr.md § Operators (2)
+def elementwise(op: Op, *inputs: Any) -> Expr:
+    """One elementwise node; numbers become constants of the dtype they take."""
+    inputs = tuple(x if is_weak(x) else as_expr(x) for x in inputs)
+    takes = loop(op, *(type(x) if is_weak(x) else x.dtype for x in inputs))
+    operands = [constant(x, d) if is_weak(x) else x for x, d in zip(inputs, takes)]
+    if op is Op.POW:
+        check_integer_power(*operands)
+    return make(op, *operands)
+
+
+def is_weak(x: Any) -> bool:
+    """NEP 50: Python's int and float, but not bool and not np.float64."""
+    return type(x) in (int, float)
+
+
+def as_expr(x: Any) -> Expr:
+    """Any operand as a node; arrays and lists become constants."""
+    if isinstance(x, Expr):
+        return x
+    if isinstance(x, (list, tuple)) and any(isinstance(i, Expr) for i in x):
+        return METHODS["stack"](x)
+    return constant(x)
+
+
+# %% 01_expr.md § Operators (3)
+def check_integer_power(base: Expr, exponent: Expr) -> None:
+    """Integer powers need a constant exponent that is not negative."""
+    if loop(Op.POW, base.dtype, exponent.dtype)[-1].kind == "f":
+        return
+    if exponent.op is not Op.CONSTANT or exponent.size != 1:
+        raise UnsupportedError(
+            "integer ** array is not supported; convert the base with "
+            "astype(float), or use one constant exponent")
+    if exponent.attrs["value"].item() < 0:
+        raise ShapeError("Integers to negative integer powers are not allowed.")
+
+
+# %% 01_expr.md § Operators (4)
+COMPOSED: dict[np.ufunc, Callable] = {
+    np.square: lambda x: elementwise(Op.MUL, x, x),
+    np.reciprocal: lambda x: elementwise(Op.DIV, 1, x),
+    np.positive: lambda x: x,
+    np.logical_and: lambda x, y: elementwise(Op.AND, truth(x), truth(y)),
+    np.logical_or: lambda x, y: elementwise(Op.OR, truth(x), truth(y)),
+    np.logical_not: lambda x: elementwise(Op.EQ, x, 0),
+    np.isnan: lambda x: elementwise(Op.NE, x, x),
+    np.matmul: lambda x, y: METHODS["__matmul__"](x, y),
+}
+
+
+def truth(x: Any) -> Expr:
+    return elementwise(Op.NE, x, 0)
+
+
+def composed(ufunc: np.ufunc, *inputs: Any) -> Expr:
+    """A ufunc made of others, with the dtype that NumPy gives it."""
+    dtypes = [type(x) if is_weak(x) else as_expr(x).dtype for x in inputs]
+    dtype = supported(ufunc.resolve_dtypes((*dtypes, None))[-1])
+    result = COMPOSED[ufunc](*inputs)
+    if result.dtype != dtype:
+        raise UnsupportedError(f"np.{ufunc.__name__} is not supported for these dtypes")
+    return result
+
+
+# %% 01_expr.md § Functions (1)
+FUNCTIONS: dict[Callable, Callable] = {}
+
+
+def implements(*functions: Callable) -> Callable:
+    """Decorator: this is what these NumPy functions do to traced arrays."""
+    def register(ours: Callable) -> Callable:
+        FUNCTIONS.update(dict.fromkeys(functions, ours))
+        return ours
+    return register
+
+
+@lru_cache(maxsize=None)
+def parameters(function: Callable) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
+
+
+def is_default(parameter: inspect.Parameter, value: Any) -> bool:
+    if isinstance(value, (Expr, np.ndarray)):
+        return False
+    return value is parameter.default or (
+        type(value) is type(parameter.default) and value == parameter.default)
+
+
+# %% 01_expr.md § Functions (2)
+def apply_function(function: Callable, args: tuple, keywords: dict) -> Any:
+    """NEP 18: what `np.sum(x, axis=-1)` does when x is traced."""
+    return located(traced_function, function, args, keywords)
+
+
+def traced_function(function: Callable, args: tuple, keywords: dict) -> Any:
+    """The nodes of a function call; UnsupportedError for what would be ignored."""
+    name = f"np.{function.__name__}"
+    if function not in FUNCTIONS:
+        raise UnsupportedError(f"{name} cannot be traced")
+    theirs, ours = parameters(function), FUNCTIONS[function]
+    bound = inspect.signature(function).bind(*args, **keywords).arguments
+    given = {k: v for k, v in bound.items() if not is_default(theirs[k], v)}
+    for key in given:
+        if key not in parameters(ours):
+            raise UnsupportedError(f"argument `{key}` of {name} is not supported")
+    return ours(**given)
+
+
+def bound_method(x: Expr, name: str) -> Callable:
+    """`x.sum` and other methods of arrays, from the table METHODS."""
+    if name in METHODS:
+        return partial(located, METHODS[name], x)
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise MissingAttributeError(
+        f"{user_line()}: traced arrays have no attribute `{name}`; they have "
+        f"shape, dtype, ndim, size, T, {', '.join(k for k in METHODS if k[0] != '_')}")

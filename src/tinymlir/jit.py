@@ -1,0 +1,277 @@
+# Tangled from notebooks/04_jit.md: edit the chapter, not this file.
+
+# %% 04_jit.md § From a graph to a function (1)
+"""jit: compile a NumPy function for the arrays it is called with (chapter 4)."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tinymlir.errors import (
+    ArgumentError, DTypeError, OutOfRangeError, UnsupportedError, translated)
+from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType, supported
+from tinymlir.graph import Graph, parameter_names, trace
+from tinymlir.pytree import Structure, flatten, freeze
+
+mlir_lock = threading.RLock()
+
+
+@functools.lru_cache(maxsize=None)
+def context() -> Any:
+    """The MLIR context of this process. Importing MLIR waits until here."""
+    from mlir import ir
+    shared = ir.Context()
+    shared.enable_multithreading(False)  # one thread is quicker for small modules
+    return shared
+
+
+# %% 04_jit.md § From a graph to a function (2)
+def lower(graph: Graph, keep: bool = False) -> tuple[str, Any]:
+    """LLVM's text for a graph, and the work record of its stages."""
+    with mlir_lock, context():
+        from tinymlir import native, passes
+        from tinymlir.builder import build
+        work = passes.Work(build(passes.fold(graph)), native.host().vector_bits)
+        passes.run_stages(work, passes.CPU, keep)
+        return passes.to_llvm(work.module), work
+
+
+@functools.lru_cache(maxsize=None)
+def library_code(kernel: Any) -> Any:
+    """One of the matrix products, compiled the first time it is needed."""
+    from tinymlir import native, passes
+    with mlir_lock, context():
+        from tinymlir.schedule import library
+        module = library(kernel)
+        passes.run_pipeline(module, passes.LOWER_LIBRARY)
+        text = passes.to_llvm(module)
+    return native.Code(native.generate(text))
+
+
+# %% 04_jit.md § From a graph to a function (3)
+def load(graph: Graph) -> tuple[Any, list[Any]]:
+    """Compile a graph. Returns its code and the kernels that must stay alive."""
+    from tinymlir import native
+    text, work = lower(graph)
+    kernels = {k.symbol: library_code(k) for k in work.kernels}
+    symbols = {name: code.address(name) for name, code in kernels.items()}
+    return native.Code(native.generate(text), symbols), list(kernels.values())
+
+
+# %% 04_jit.md § Memory (1)
+def prepare(array: Any, path: str) -> np.ndarray:
+    """The array as plain memory. Raises DTypeError or UnsupportedError."""
+    if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
+        raise UnsupportedError(f"{path} is a {type(array).__name__}, a subclass of "
+                               f"ndarray with rules of its own; pass np.asarray(x)")
+    try:
+        plain = np.asarray(array, supported(array.dtype), order="C")
+    except DTypeError as error:
+        raise DTypeError(f"{path}: {error}") from None
+    return plain if plain.flags.aligned else plain.copy()
+
+
+# %% 04_jit.md § A compiled function (1)
+def flatten_all(args: tuple, names: Sequence[str]) -> tuple[list, tuple]:
+    """The arrays of all arguments, with their paths, and the structures."""
+    leaves, structures = [], []
+    for name, arg in zip(names, args):
+        found, structure = flatten(arg, name)
+        leaves += found
+        structures.append(structure)
+    return leaves, tuple(structures)
+
+
+@dataclass(eq=False)
+class Compiled:
+    """One specialisation: the code of a function for certain shapes and statics."""
+
+    graph: Graph
+    names: Sequence[str]
+    inputs: tuple[Structure, ...]
+    result: Structure
+
+    def __post_init__(self) -> None:
+        self.code, self.kernels = load(self.graph)
+        self.captured = [node.attrs["value"] for node in self.graph.arrays]
+        self.outputs = self.graph.results
+        count = len(self.graph.inputs) + len(self.captured) + len(self.outputs)
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)
+        self.function = kind(self.code.address("main"))
+
+    def __call__(self, *args: Any) -> Any:
+        """Run. Raises ArgumentError for other shapes than those compiled for."""
+        leaves, structures = flatten_all(args, self.names)
+        if len(args) != len(self.inputs) or structures != self.inputs:
+            raise ArgumentError(f"{self.graph.name} was compiled for arguments of "
+                                f"another structure")
+        arrays = [prepare(leaf, path) for path, leaf in leaves]
+        for array, node, path in zip(arrays, self.graph.inputs, self.graph.names):
+            given = TensorType(array.shape, array.dtype)
+            if given != node.type:
+                raise ArgumentError(f"{path}: expected {node.type}, got {given}")
+        return self.run(arrays)
+
+    def run(self, arrays: Sequence[np.ndarray]) -> Any:
+        """Run on plain arrays of the right types. Raises OutOfRangeError."""
+        made = [np.empty(x.shape, x.dtype) for x in self.outputs]
+        self.function(*(a.ctypes.data for a in (*arrays, *self.captured, *made)))
+        for node, rows in zip(self.graph.gathers, made[len(self.graph.outputs):]):
+            check_rows(node, rows)
+        return self.result.fill(iter(made))
+
+    @cached_property
+    def stages(self) -> Mapping[str, str]:
+        """The text of every stage, from `graph` to `asm`."""
+        return texts(self.graph)
+
+
+# %% 04_jit.md § A compiled function (2)
+def check_rows(node: Expr, rows: np.ndarray) -> None:
+    """Raise OutOfRangeError, as NumPy would, for an index outside its array."""
+    n = len(node.operands[0])
+    if rows.size and (rows.min() < -n or rows.max() >= n):
+        bad = rows[(rows < -n) | (rows >= n)][0]
+        error = OutOfRangeError(f"index {bad} is out of bounds for axis 0 with size {n}")
+        raise translated(error, node.source)
+
+
+def texts(graph: Graph) -> Mapping[str, str]:
+    """Stage name -> text, in order. Compiles once more, printing as it goes."""
+    from tinymlir import native
+    low, work = lower(graph, keep=True)
+    assembly = native.generate(low, native.ASSEMBLY).decode()
+    return {"graph": str(graph), **work.texts, "llvm": low, "asm": assembly}
+
+
+# %% 04_jit.md § Specialisation (1)
+TARGETS = ("cpu",)
+
+
+class Jitted:
+    """A NumPy function that compiles itself for each new kind of arguments."""
+
+    def __init__(self, function: Callable, target: str, limit: int) -> None:
+        if target not in TARGETS:
+            raise ArgumentError(f"target {target!r} is not supported; expected one of "
+                                f"{', '.join(TARGETS)}")
+        functools.update_wrapper(self, function)
+        self.function, self.limit = function, limit
+        self.cache: OrderedDict[tuple, Compiled] = OrderedDict()
+        self.lock = threading.RLock()
+
+    def __call__(self, *args: Any, **static: Any) -> Any:
+        names, leaves, structures = self.take_apart(args, static)
+        if any(isinstance(leaf, Expr) for _, leaf in leaves):
+            return self.function(*args, **static)  # inside another trace: inline
+        arrays = [prepare(leaf, path) for path, leaf in leaves]
+        compiled = self.lookup(args, static, names, arrays, structures)
+        return compiled.run(arrays)
+
+    def compile(self, *args: Any, **static: Any) -> Compiled:
+        """The specialisation for these arguments; compiles it if it is new."""
+        names, leaves, structures = self.take_apart(args, static)
+        arrays = [prepare(leaf, path) for path, leaf in leaves]
+        return self.lookup(args, static, names, arrays, structures)
+
+    def take_apart(self, args: tuple, static: dict) -> tuple:
+        names = parameter_names(self.function, len(args))
+        if any(isinstance(v, (np.ndarray, Expr)) for v in static.values()):
+            name = next(k for k, v in static.items() if isinstance(v, (np.ndarray, Expr)))
+            raise ArgumentError(f"keyword argument `{name}` is an array, and keywords "
+                                f"are static; pass it by position")
+        return names, *flatten_all(args, names)
+
+    def lookup(self, args, static, names, arrays, structures) -> Compiled:
+        key = (structures, tuple((a.shape, a.dtype) for a in arrays),
+               freeze(dict(sorted(static.items()))))
+        with self.lock:
+            if key not in self.cache:
+                graph, result = trace(self.function, args, static)
+                self.cache[key] = Compiled(graph, names, structures, result)
+                while len(self.cache) > self.limit:
+                    self.cache.popitem(last=False)
+            self.cache.move_to_end(key)
+            return self.cache[key]
+
+    def cache_clear(self) -> None:
+        """Forget every specialisation."""
+        with self.lock:
+            self.cache.clear()
+
+    def explain(self, *args: Any, **static: Any) -> str:
+        """What the arguments compile to, and why (compiles if it is new)."""
+        return explain(self, args, static)
+
+
+# %% 04_jit.md § Specialisation (2)
+def jit(function: Callable | None = None, *, target: str = "cpu",
+        limit: int = 256) -> Any:
+    """Compile a NumPy function: `f = jit(f)`, `@jit` or `@jit(target="cpu")`.
+
+    f(*arrays, **static): positional arguments are arrays and pytrees of arrays, and
+    are traced; keyword arguments are static. Results are fresh arrays, equal in value,
+    shape and dtype to what the function returns under NumPy. At most `limit`
+    specialisations are kept, the least recently used are dropped.
+
+    Raises a subclass of TinymlirError for what cannot be traced or compiled."""
+    if function is None:
+        return functools.partial(jit, target=target, limit=limit)
+    if not callable(function):
+        raise ArgumentError(f"jit takes a function, got {type(function).__name__}")
+    return Jitted(function, target, limit)
+
+
+# %% 04_jit.md § What did it do? (1)
+def differences(key: tuple, other: tuple, names: Sequence[str]) -> list[str]:
+    """What tells two keys apart, in words."""
+    (structures, types, static), (structures2, types2, static2) = key, other
+    found = []
+    if structures != structures2:
+        found.append("the structure of the arguments differs")
+    elif types != types2:
+        found += [f"{name}: {TensorType(*a)} instead of {TensorType(*b)}"
+                  for name, a, b in zip(names, types, types2) if a != b]
+    if static != static2:
+        found.append("the static keywords differ")
+    return found
+
+
+def flops(graph: Graph) -> int:
+    """Arithmetic operations: two for each product of a matmul, else one."""
+    products = sum(2 * x.size * x.operands[0].shape[-1] for x in graph.nodes
+                   if x.op is Op.MATMUL)
+    single = sum(x.size for x in graph.nodes if x.op in ELEMENTWISE)
+    return products + single + sum(x.operands[0].size for x in graph.nodes
+                                   if x.op in REDUCTIONS)
+
+
+# %% 04_jit.md § What did it do? (2)
+def explain(jitted: Jitted, args: tuple, static: dict) -> str:
+    """The report of Jitted.explain."""
+    known = list(jitted.cache)
+    compiled = jitted.compile(*args, **static)
+    key = next(k for k, c in jitted.cache.items() if c is compiled)
+    graph = compiled.graph
+    reasons = [differences(key, other, graph.names) for other in known]
+    new = "; ".join(min(reasons, key=len)) if reasons else "this is the first call"
+    inputs = sum(x.type.nbytes for x in (*graph.inputs, *graph.arrays))
+    stages = compiled.stages
+    steps = [f"  {name}: {len(text.splitlines())} lines, "
+             f"{text.count('linalg.generic')} generics, {text.count('scf.for')} loops"
+             for name, text in stages.items()]
+    takes = ", ".join(f"{n}: {x.type}" for n, x in zip(graph.names, graph.inputs))
+    return "\n".join([
+        f"{graph.name}({takes})",
+        f"compiled already: {'yes' if key in known else 'no, ' + new}",
+        f"specialisations: {len(jitted.cache)} of at most {jitted.limit}",
+        f"bytes in {inputs}, out {sum(x.type.nbytes for x in graph.outputs)}; "
+        f"operations {flops(graph)}", *steps])

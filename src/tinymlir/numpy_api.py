@@ -1,0 +1,473 @@
+# Tangled from notebooks/01_expr.md: edit the chapter, not this file.
+
+# %% 01_expr.md § Functions (1)
+"""NumPy's functions, methods and indexing for traced arrays (chapter 1)."""
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+
+from tinymlir.errors import (
+    DTypeError, OutOfRangeError, ShapeError, TracedValueError, UnsupportedError)
+from tinymlir.expr import (
+    METHODS, NUMPY, TYPE, UFUNC, Expr, Op, TensorType, as_expr, constant, elementwise,
+    implements, is_weak, make, rule, supported)
+
+Axis = int | Sequence[int] | None
+REDUCE = {Op.SUM: np.sum, Op.MAX: np.max, Op.MIN: np.min}
+
+
+@rule(TYPE, *REDUCE)
+def _(x: TensorType, axis: tuple[int, ...], keepdims: bool, dtype: Any) -> TensorType:
+    kept = [1 if i in axis else n for i, n in enumerate(x.shape)
+            if keepdims or i not in axis]
+    return TensorType(tuple(kept), supported(dtype))
+
+
+for op_, function_ in REDUCE.items():
+    NUMPY[op_] = lambda x, axis, keepdims, dtype, f=function_: np.asarray(
+        f(x, axis=axis, keepdims=keepdims))
+
+
+# %% 01_expr.md § Functions (2)
+def reduction(op: Op, a: Any, axis: Axis, keepdims: bool) -> Expr:
+    """One reduction node; every axis when axis is None, as in NumPy."""
+    x = as_expr(a)
+    axes = range(x.ndim) if axis is None else axis
+    axes = tuple(sorted(normalize_axis_tuple(axes, x.ndim)))
+    dtype = REDUCE[op](np.zeros(1, x.dtype)).dtype
+    if op is not Op.SUM and math.prod(x.shape[i] for i in axes) == 0:
+        raise ShapeError("zero-size array to reduction operation "
+                         f"{str(op)}imum which has no identity")
+    return make(op, x, axis=axes, keepdims=bool(keepdims), dtype=dtype)
+
+
+@implements(np.max, np.amax)
+def amax(a, axis=None, keepdims=False):
+    return reduction(Op.MAX, a, axis, keepdims)
+
+
+@implements(np.min, np.amin)
+def amin(a, axis=None, keepdims=False):
+    return reduction(Op.MIN, a, axis, keepdims)
+
+
+@implements(np.sum)
+def sum_(a, axis=None, dtype=None, keepdims=False):
+    x = as_expr(a) if dtype is None else astype(a, dtype)
+    return reduction(Op.SUM, x, axis, keepdims)
+
+
+# %% 01_expr.md § Functions (3)
+def count(x: Expr, axis: Axis) -> float:
+    """How many elements a reduction over these axes adds up."""
+    axes = range(x.ndim) if axis is None else normalize_axis_tuple(axis, x.ndim)
+    return float(math.prod(x.shape[i] for i in axes))
+
+
+@implements(np.mean)
+def mean(a, axis=None, dtype=None, keepdims=False):
+    x = as_expr(a)
+    if dtype is None and x.dtype.kind in "bi":
+        dtype = np.float64
+    return sum_(x, axis, dtype, keepdims) / count(x, axis)
+
+
+@implements(np.var)
+def var(a, axis=None, dtype=None, ddof=0, keepdims=False, correction=0):
+    x = as_expr(a)
+    if dtype is None and x.dtype.kind in "bi":
+        dtype = np.float64
+    x = x - mean(x, axis, dtype, keepdims=True)
+    left = max(count(x, axis) - (ddof or correction), 0.0)
+    return sum_(x * x, axis, dtype, keepdims) / left
+
+
+@implements(np.std)
+def std(a, axis=None, dtype=None, ddof=0, keepdims=False, correction=0):
+    return np.sqrt(var(a, axis, dtype, ddof, keepdims, correction))
+
+
+# %% 01_expr.md § Functions (4)
+@rule(TYPE, Op.WHERE)
+def _(mask: TensorType, x: TensorType, y: TensorType) -> TensorType:
+    return TensorType(np.broadcast_shapes(mask.shape, x.shape, y.shape), x.dtype)
+
+
+@rule(TYPE, Op.CAST)
+def _(x: TensorType, dtype: Any) -> TensorType:
+    return TensorType(x.shape, supported(dtype))
+
+
+NUMPY[Op.WHERE] = np.where
+NUMPY[Op.CAST] = lambda x, dtype: np.asarray(x).astype(dtype)
+
+
+@implements(np.where)
+def where(condition, x=None, y=None):
+    if x is None or y is None:
+        raise TracedValueError(
+            "np.where with one argument has a shape that depends on the numbers; "
+            "write np.where(condition, a, b)")
+    dtype = np.result_type(*(i if is_weak(i) else as_expr(i).dtype for i in (x, y)))
+    x, y = (constant(i, dtype) if is_weak(i) else astype(i, dtype) for i in (x, y))
+    return make(Op.WHERE, astype(condition, bool), x, y)
+
+
+def astype(a: Any, dtype: Any) -> Expr:
+    x = as_expr(a)
+    return x if x.dtype == supported(dtype) else make(Op.CAST, x, dtype=supported(dtype))
+
+
+# %% 01_expr.md § Matrix products (1)
+@rule(TYPE, Op.MATMUL)
+def _(a: TensorType, b: TensorType) -> TensorType:
+    dtype = np.matmul.resolve_dtypes((a.dtype, b.dtype, None))[-1]
+    return TensorType((*a.shape[:-1], b.shape[-1]), supported(dtype))
+
+
+NUMPY[Op.MATMUL] = np.matmul
+
+
+def matmul(x: Any, y: Any) -> Expr:
+    """NumPy's matmul: 1-D operands, batches and broadcasting of batches."""
+    a, b = as_expr(x), as_expr(y)
+    if 0 in (a.ndim, b.ndim):
+        raise ShapeError("matmul does not take 0-d arrays; use *")
+    vectors = (a.ndim == 1, b.ndim == 1)
+    a = a.reshape(1, -1) if vectors[0] else a
+    b = b.reshape(-1, 1) if vectors[1] else b
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"matmul of {a.type} and {b.type}: the inner lengths "
+            f"{a.shape[-1]} and {b.shape[-2]} differ")
+    product = batched(a, b)
+    drop = [axis for axis, gone in zip((-2, -1), vectors) if gone]
+    return squeeze(product, tuple(drop)) if drop else product
+
+
+# %% 01_expr.md § Matrix products (2)
+def batched(a: Expr, b: Expr) -> Expr:
+    """A product of stacks: as one matrix product if possible, else a batch."""
+    if a.ndim == b.ndim == 2:
+        return make(Op.MATMUL, a, b)
+    if b.ndim == 2:
+        rows = math.prod(a.shape[:-1])
+        flat = make(Op.MATMUL, a.reshape(rows, a.shape[-1]), b)
+        return flat.reshape(*a.shape[:-1], b.shape[-1])
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (stack_of_matrices(m, batch) for m in (a, b))
+    return make(Op.MATMUL, a, b).reshape(*batch, a.shape[-2], b.shape[-1])
+
+
+def stack_of_matrices(m: Expr, batch: tuple[int, ...]) -> Expr:
+    """Broadcast the leading dimensions to `batch` and merge them into one."""
+    full = broadcast_to(m, (*batch, *m.shape[-2:]))
+    return full.reshape(math.prod(batch), *m.shape[-2:])
+
+
+@implements(np.dot)
+def dot(a, b):
+    x, y = as_expr(a), as_expr(b)
+    if 0 in (x.ndim, y.ndim):
+        return elementwise(Op.MUL, x, y)
+    if y.ndim > 2:
+        raise UnsupportedError("np.dot with a stack of matrices on the right cannot "
+                               "be traced; use @")
+    return matmul(x, y)
+
+
+# %% 01_expr.md § Moving data (1)
+def dummy(t: TensorType) -> np.ndarray:
+    """An array of this shape that takes one element of memory."""
+    return np.broadcast_to(np.zeros((), t.dtype), t.shape)
+
+
+NUMPY[Op.RESHAPE] = lambda x, shape: np.reshape(x, shape)
+NUMPY[Op.TRANSPOSE] = lambda x, axes: np.transpose(x, axes)
+NUMPY[Op.BROADCAST] = lambda x, shape: np.broadcast_to(x, shape)
+NUMPY[Op.SLICE] = lambda x, slices: np.asarray(x)[slices]
+NUMPY[Op.TRIU] = lambda x, k: np.triu(x, k)
+NUMPY[Op.TRIL] = lambda x, k: np.tril(x, k)
+
+
+@rule(TYPE, Op.RESHAPE, Op.BROADCAST)
+def _(x: TensorType, shape: tuple[int, ...]) -> TensorType:
+    return TensorType(shape, x.dtype)
+
+
+@rule(TYPE, Op.TRANSPOSE)
+def _(x: TensorType, axes: tuple[int, ...]) -> TensorType:
+    return TensorType(tuple(x.shape[i] for i in axes), x.dtype)
+
+
+@rule(TYPE, Op.SLICE)
+def _(x: TensorType, slices: tuple[slice, ...]) -> TensorType:
+    return TensorType(dummy(x)[slices].shape, x.dtype)
+
+
+@rule(TYPE, Op.TRIU, Op.TRIL)
+def _(x: TensorType, k: int) -> TensorType:
+    return x
+
+
+# %% 01_expr.md § Moving data (2)
+def reshape(x: Any, *shape: Any) -> Expr:
+    """x.reshape(2, 3), x.reshape((2, -1)): at most one -1, as in NumPy."""
+    x = as_expr(x)
+    wanted = shape[0] if len(shape) == 1 and not is_int(shape[0]) else shape
+    new = tuple(map(operator.index, wanted))
+    known = math.prod(n for n in new if n != -1)
+    fits = new.count(-1) <= 1 and min(new, default=0) >= -1
+    if fits and -1 in new and known:
+        new = tuple(x.size // known if n == -1 else n for n in new)
+    if not fits or math.prod(new) != x.size or -1 in new:
+        raise ShapeError(
+            f"cannot reshape array of size {x.size} into shape {new}")
+    return x if new == x.shape else make(Op.RESHAPE, x, shape=new)
+
+
+def is_int(x: Any) -> bool:
+    return hasattr(type(x), "__index__") and not isinstance(x, Expr)
+
+
+@implements(np.reshape)
+def reshape_(a, shape):
+    return reshape(a, shape)
+
+
+def transpose(x: Any, *axes: Any) -> Expr:
+    """x.transpose(), x.transpose(1, 0), x.transpose((1, 0))."""
+    x = as_expr(x)
+    order = axes[0] if len(axes) == 1 and not is_int(axes[0]) else axes or None
+    order = range(x.ndim)[::-1] if order is None else order
+    order = normalize_axis_tuple(order, x.ndim)
+    if len(order) != x.ndim:
+        raise ShapeError("axes don't match array")
+    return x if order == tuple(range(x.ndim)) else make(Op.TRANSPOSE, x, axes=order)
+
+
+# %% 01_expr.md § Moving data (3)
+@implements(np.transpose)
+def transpose_(a, axes=None):
+    return transpose(a) if axes is None else transpose(a, tuple(axes))
+
+
+@implements(np.swapaxes)
+def swapaxes(a, axis1, axis2):
+    order = list(range(as_expr(a).ndim))
+    i, j = (normalize_axis_index(k, len(order)) for k in (axis1, axis2))
+    order[i], order[j] = j, i
+    return transpose(a, tuple(order))
+
+
+@implements(np.ravel)
+def ravel(a):
+    return reshape(a, (as_expr(a).size,))
+
+
+@implements(np.squeeze)
+def squeeze(a, axis=None):
+    x = as_expr(a)
+    return reshape(x, np.squeeze(dummy(x.type), axis).shape)
+
+
+@implements(np.expand_dims)
+def expand_dims(a, axis):
+    x = as_expr(a)
+    return reshape(x, np.expand_dims(dummy(x.type), axis).shape)
+
+
+@implements(np.broadcast_to)
+def broadcast_to(array, shape):
+    x = as_expr(array)
+    new = np.broadcast_to(dummy(x.type), shape).shape
+    return x if new == x.shape else make(Op.BROADCAST, x, shape=new)
+
+
+@implements(np.triu)
+def triu(m, k=0):
+    return make(Op.TRIU, at_least_2d(m), k=operator.index(k))
+
+
+@implements(np.tril)
+def tril(m, k=0):
+    return make(Op.TRIL, at_least_2d(m), k=operator.index(k))
+
+
+def at_least_2d(m: Any) -> Expr:
+    x = as_expr(m)
+    return broadcast_to(x, (*x.shape, *x.shape)) if x.ndim == 1 else x
+
+
+# %% 01_expr.md § Moving data (4)
+@implements(np.split)
+def split(ary, indices_or_sections, axis=0):
+    x = as_expr(ary)
+    views = np.split(index_array(x.shape[axis]), indices_or_sections)
+    axis = normalize_axis_index(axis, x.ndim)
+    pieces = []
+    for view in views:
+        first = int(view[0]) if len(view) else 0
+        pieces.append(x[(slice(None),) * axis + (slice(first, first + len(view)),)])
+    return pieces
+
+
+def index_array(n: int) -> np.ndarray:
+    return np.arange(n)
+
+
+@rule(TYPE, Op.CONCATENATE)
+def _(*types: TensorType, axis: int) -> TensorType:
+    shape = np.concatenate([dummy(t) for t in types], axis).shape
+    return TensorType(shape, types[0].dtype)
+
+
+NUMPY[Op.CONCATENATE] = lambda *arrays, axis: np.concatenate(arrays, axis)
+
+
+@implements(np.concatenate)
+def concatenate(arrays, axis=0):
+    parts = [as_expr(a) for a in arrays]
+    if axis is None:
+        parts, axis = [ravel(p) for p in parts], 0
+    dtype = np.result_type(*(p.dtype for p in parts))
+    axis = normalize_axis_index(axis, parts[0].ndim)
+    return make(Op.CONCATENATE, *(astype(p, dtype) for p in parts), axis=axis)
+
+
+# %% 01_expr.md § Moving data (5)
+@implements(np.stack)
+def stack(arrays, axis=0):
+    return concatenate([expand_dims(a, axis) for a in arrays], axis)
+
+
+@implements(np.hstack)
+def hstack(tup):
+    parts = [as_expr(a) for a in tup]
+    return concatenate(parts, 0 if parts[0].ndim == 1 else 1)
+
+
+@implements(np.vstack)
+def vstack(tup):
+    return concatenate([reshape(a, (1, -1)) if as_expr(a).ndim == 1 else a for a in tup])
+
+
+@implements(np.shape)
+def shape(a):
+    return a.shape
+
+
+@implements(np.ndim)
+def ndim(a):
+    return a.ndim
+
+
+@implements(np.size)
+def size(a, axis=None):
+    return a.size if axis is None else a.shape[axis]
+
+
+# %% 01_expr.md § Indexing (1)
+def getitem(x: Expr, key: Any) -> Expr:
+    """x[key] for slices, integers, None, ... and one array of row numbers."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if any(is_array(k) for k in keys):
+        return gather_rows(x, keys)
+    view = dummy(x.type)[keys]
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    fill = (slice(None),) * (x.ndim - used)
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    keys = (*keys[:at], *fill, *keys[at + 1:])
+    axes = [k for k in keys if k is not None]
+    slices = tuple(as_slice(k, n) for k, n in zip(axes, x.shape))
+    whole = all(s == slice(0, n, 1) for s, n in zip(slices, x.shape))
+    return (x if whole else make(Op.SLICE, x, slices=slices)).reshape(view.shape)
+
+
+def as_slice(key: Any, length: int) -> slice:
+    """The same slice with its bounds written out."""
+    if not isinstance(key, slice):
+        first = operator.index(key) % length
+        return slice(first, first + 1, 1)
+    start, stop, step = key.indices(length)
+    return slice(start, None if step < 0 and stop < 0 else stop, step)
+
+
+def is_array(key: Any) -> bool:
+    return isinstance(key, (Expr, np.ndarray, list, range)) and not is_int(key)
+
+
+# %% 01_expr.md § Indexing (2)
+@rule(TYPE, Op.GATHER)
+def _(x: TensorType, rows: TensorType) -> TensorType:
+    return TensorType((*rows.shape, *x.shape[1:]), x.dtype)
+
+
+NUMPY[Op.GATHER] = lambda x, rows: np.asarray(x)[rows]
+
+
+def gather_rows(x: Expr, keys: tuple) -> Expr:
+    """x[rows], x[rows, :3]: rows of x, by an array of integers."""
+    rows, rest = as_expr(keys[0]) if is_array(keys[0]) else None, keys[1:]
+    if rows is None or not all(isinstance(k, slice) or k is Ellipsis for k in rest):
+        raise UnsupportedError("an index array has to come first, and only slices "
+                               "may follow it")
+    if rows.dtype.kind == "b":
+        raise TracedValueError(
+            "a mask selects a number of elements that is not known while tracing; "
+            "keep the shape and write np.where(mask, x, 0)")
+    rows = astype(rows, np.int64) if rows.size == 0 else rows
+    if rows.dtype.kind != "i":
+        raise OutOfRangeError("arrays used as indices must be of integer (or boolean) "
+                              f"type, not {rows.dtype}")
+    picked = pick(x, rows)
+    return picked[(slice(None),) * rows.ndim + rest] if rest else picked
+
+
+# %% 01_expr.md § Indexing (3)
+def pick(x: Expr, rows: Expr) -> Expr:
+    """The rows; consecutive constant rows are a slice, which needs no check."""
+    if x.ndim == 0:
+        raise OutOfRangeError("too many indices for a 0-d array")
+    if rows.op is not Op.CONSTANT:
+        return make(Op.GATHER, x, rows)
+    numbers = rows.attrs["value"]
+    bad = numbers[(numbers < -len(x)) | (numbers >= len(x))]
+    if bad.size:
+        raise OutOfRangeError(f"index {bad[0]} is out of bounds for axis 0 with size "
+                              f"{len(x)}")
+    if rows.ndim == 1 and rows.size and numbers[0] >= 0 and np.array_equal(
+            numbers, np.arange(numbers[0], numbers[0] + rows.size)):
+        return x[int(numbers[0]):int(numbers[0]) + rows.size]
+    return make(Op.GATHER, x, rows)
+
+
+@implements(np.take)
+def take(a, indices, axis=None):
+    if axis != 0 or isinstance(indices, (bool, int)):
+        raise UnsupportedError("np.take needs axis=0 and an array of indices to be "
+                               "traced")
+    return gather_rows(as_expr(a), (as_expr(indices),))
+
+
+# %% 01_expr.md § Indexing (4)
+def length(x: Expr) -> int:
+    if x.ndim == 0:
+        raise DTypeError("len() of unsized object")
+    return x.shape[0]
+
+
+METHODS |= {
+    "reshape": reshape, "transpose": transpose, "astype": astype,
+    "__getitem__": getitem, "__len__": length, "__matmul__": matmul,
+    "stack": stack,
+}
+METHODS |= {f.__name__: f for f in (
+    np.sum, np.mean, np.var, np.std, np.ravel, np.squeeze, np.swapaxes, np.dot)}
+METHODS |= {"max": np.max, "min": np.min, "flatten": np.ravel, "copy": lambda x: x}

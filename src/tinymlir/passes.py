@@ -1,0 +1,146 @@
+# Tangled from notebooks/03_passes.md: edit the chapter, not this file.
+
+# %% 03_passes.md § The stages (1)
+"""From linalg on tensors to the llvm dialect, in named stages (chapter 3)."""
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from mlir import ir
+from mlir.dialects import linalg, llvm
+from mlir.passmanager import PassManager
+
+from tinymlir.errors import CompileError
+from tinymlir.expr import NUMPY, Expr, Op, constant
+from tinymlir.graph import Graph, rewrite, same
+from tinymlir.mathfn import expand_math
+from tinymlir.schedule import Kernel, call_kernels, find
+
+FUSE = "canonicalize,cse,func.func(linalg-fuse-elementwise-ops),canonicalize,cse"
+BUFFERIZE = (
+    "eliminate-empty-tensors,"
+    "one-shot-bufferize{bufferize-function-boundaries"
+    " function-boundary-type-conversion=identity-layout-map buffer-alignment=64},"
+    "buffer-results-to-out-params{hoist-static-allocs=1 modify-public-functions=1},"
+    "canonicalize,cse,"
+    "ownership-based-buffer-deallocation,canonicalize,"
+    "buffer-deallocation-simplification,bufferization-lower-deallocations,"
+    "canonicalize,cse")
+LOOPS = "func.func(convert-linalg-to-loops),canonicalize,cse"
+LOWER = (
+    "expand-strided-metadata,lower-affine,canonicalize,cse,convert-scf-to-cf,"
+    "convert-math-to-llvm,finalize-memref-to-llvm,"
+    "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},"
+    "convert-cf-to-llvm,convert-arith-to-llvm,convert-index-to-llvm,"
+    "reconcile-unrealized-casts,canonicalize,cse")
+LOWER_LIBRARY = (
+    "expand-strided-metadata,lower-affine,convert-scf-to-cf,convert-vector-to-llvm,"
+    "convert-to-llvm,reconcile-unrealized-casts,canonicalize,cse")
+
+
+# %% 03_passes.md § The stages (2)
+@dataclass
+class Work:
+    """A module on its way down, and what its steps found out."""
+
+    module: ir.Module
+    bits: int = 512  # of the target's vector registers
+    kernels: set[Kernel] = field(default_factory=set)
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def copies(work: Work) -> None:
+    """memref.copy between views as linalg.copy."""
+    for op in find(work.module, "memref.copy"):
+        source, target = op.operands
+        plain = all(ir.MemRefType(v.type).layout == ir.AffineMapAttr.get(
+            ir.AffineMap.get_identity(ir.MemRefType(v.type).rank)) for v in op.operands)
+        if not plain:
+            with ir.InsertionPoint(op), ir.Location.unknown():
+                linalg.copy(source, outs=[target])
+            op.erase()
+
+
+def products(work: Work) -> None:
+    work.kernels = call_kernels(work.module, work.bits)
+
+
+def functions(work: Work) -> None:
+    expand_math(work.module)
+
+
+# %% 03_passes.md § The stages (3)
+Step = str | Callable[[Work], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A name and the steps that lead to it from the stage before."""
+
+    name: str
+    steps: tuple[Step, ...]
+
+
+CPU = (
+    Stage("linalg", ()),
+    Stage("fused", (FUSE,)),
+    Stage("bufferized", (BUFFERIZE, copies)),
+    Stage("scheduled", (products, LOOPS, functions)),
+    Stage("lowered", (LOWER,)),
+)
+
+
+# %% 03_passes.md § The stages (4)
+def run_pipeline(module: ir.Module, pipeline: str, verify: bool = False) -> None:
+    """Run a pass pipeline in place. Raises CompileError with the pipeline."""
+    try:
+        manager = PassManager.parse(f"builtin.module({pipeline})")
+        manager.enable_verifier(verify)
+        manager.run(module.operation)
+    except Exception as error:
+        raise CompileError(f"MLIR refused the module: {error}\nto repeat: mlir-opt "
+                           f"--pass-pipeline='builtin.module({pipeline})'") from error
+
+
+def run_stages(work: Work, stages: tuple[Stage, ...], keep: bool = False) -> Work:
+    """Take a module through the stages; `keep` stores the text of each."""
+    for stage in stages:
+        for step in stage.steps:
+            if callable(step):
+                step(work)
+            else:
+                run_pipeline(work.module, step, verify=keep)
+        if keep:
+            work.texts[stage.name] = str(work.module)
+    return work
+
+
+def to_llvm(module: ir.Module) -> str:
+    """LLVM's text for a module in the llvm dialect."""
+    return llvm.translate_module_to_llvmir(module.operation)
+
+
+def difference(before: str, after: str) -> str:
+    """What changed between two texts, as a unified diff."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before",
+                                 "after", lineterm="", n=2)
+    return "\n".join(lines)
+
+
+# %% 03_passes.md § Passes on graphs (1)
+SMALL = 1024  # elements
+
+
+def fold(graph: Graph) -> Graph:
+    """Compute small nodes whose operands are all constants."""
+    def visit(node: Expr, operands: tuple[Expr, ...]) -> Expr:
+        known = operands and all(x.op is Op.CONSTANT for x in operands)
+        if not known or node.size > SMALL:
+            return same(node, operands)
+        with np.errstate(all="ignore"):
+            value = NUMPY[node.op](*(x.attrs["value"] for x in operands), **node.attrs)
+        return constant(value, node.dtype)
+    return rewrite(graph, visit)

@@ -1,0 +1,379 @@
+# Tangled from notebooks/03_passes.md: edit the chapter, not this file.
+
+# %% 03_passes.md § Why a matrix product needs a schedule (1)
+"""How a matrix product is computed (chapter 3)."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import arith, func, llvm, memref, scf, vector
+
+DEPTH = 256  # rows of B in a panel: 256 x 16 float64 are 32 KiB
+VECTORS = 2  # vectors in a row of the register tile
+
+
+# %% 03_passes.md § Why a matrix product needs a schedule (2)
+TILE_ROWS = {512: (8, 4, 2, 1), 256: (4, 2, 1), 128: (8, 4, 2, 1)}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One of the compiled products: element types, the order of B, vector width."""
+
+    kind: str  # "matmul", or "matvec" for a single row of A
+    types: tuple[str, str, str]  # of A, B and C, such as ("f64", "f32", "f64")
+    columns: bool  # is B stored as B.T, as in a @ b.T? Then it is passed as stored
+    bits: int  # of a vector register
+
+    @property
+    def symbol(self) -> str:
+        order = "columns" if self.columns else "rows"
+        return "_".join([self.kind, *self.types, order])
+
+    @property
+    def lanes(self) -> int:
+        return self.bits // int(self.types[2][1:])
+
+
+# %% 03_passes.md § The innermost loop (1)
+def index(value: int) -> ir.Value:
+    return arith.constant(ir.IndexType.get(), value)
+
+
+def matrix(element: str, strides: str) -> ir.MemRefType:
+    """A matrix of unknown size, such as strides="?, 1"."""
+    return ir.MemRefType(ir.Type.parse(
+        f"memref<?x?x{element}, strided<[{strides}], offset: ?>>"))
+
+
+def widen(x: ir.Value, to: ir.Type) -> ir.Value:
+    """The same numbers in a wider type (floats and integers)."""
+    if x.type == to:
+        return x
+    kind = ir.VectorType(to).element_type if isinstance(to, ir.VectorType) else to
+    return (arith.extsi if isinstance(kind, ir.IntegerType) else arith.extf)(to, x)
+
+
+def multiply_add(a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """a * b + c on vectors: one rounding for floats."""
+    if isinstance(ir.VectorType(c.type).element_type, ir.IntegerType):
+        return arith.addi(arith.muli(a, b), c)
+    return vector.fma(a, b, c)
+
+
+def zeros(kind: ir.VectorType) -> ir.Value:
+    number = kind.element_type
+    zero = (ir.IntegerAttr if isinstance(number, ir.IntegerType) else ir.FloatAttr)
+    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, zero.get(number, 0)))
+
+
+# %% 03_passes.md § The innermost loop (2)
+@dataclass
+class Types:
+    """The MLIR types of a kernel."""
+
+    kernel: Kernel
+
+    def __post_init__(self) -> None:
+        a, b, c = self.kernel.types
+        self.a, self.c = matrix(a, "?, ?"), matrix(c, "?, 1")
+        self.b = matrix(b, "?, 1")
+        if self.kernel.kind == "matvec":
+            self.a = matrix(a, "?, 1")
+        lanes = self.kernel.lanes
+        self.vector = ir.VectorType.get([lanes], ir.Type.parse(c))
+        self.vector_a = ir.VectorType.get([lanes], ir.Type.parse(a))
+        self.vector_b = ir.VectorType.get([lanes], ir.Type.parse(b))
+        self.mask = ir.VectorType.get([lanes], ir.IntegerType.get_signless(1))
+        self.panel = ir.MemRefType(ir.Type.parse(
+            f"memref<{DEPTH}x{lanes * VECTORS}x{c}>"))
+
+
+def columns_of(t: Types, j: ir.Value, width: ir.Value) -> Iterator[tuple]:
+    """For each vector of a tile: offset in the tile, column in C, mask."""
+    for v in range(VECTORS):
+        offset = index(v * t.kernel.lanes)
+        left = arith.subi(width, offset)
+        yield offset, arith.addi(j, offset), vector.create_mask(t.mask, [left])
+
+
+# %% 03_passes.md § The innermost loop (3)
+def tile(t: Types, rows: int, args: list[ir.Value]) -> None:
+    """C[i:i+rows, j:j+width] += A[i:i+rows, k:k+depth] @ panel."""
+    a, panel, c, i, j, k, depth, width = args
+    lines = [arith.addi(i, index(r)) for r in range(rows)]
+    cols = list(columns_of(t, j, width))
+    start = [vector.maskedload(t.vector, c, [line, col], mask, zeros(t.vector))
+             for line in lines for _, col, mask in cols]
+    loop = scf.ForOp(index(0), depth, index(1), start)
+    with ir.InsertionPoint(loop.body):
+        at = loop.induction_variable
+        b = [vector.load(t.vector, panel, [at, offset]) for offset, _, _ in cols]
+        here, sums = arith.addi(k, at), iter(loop.inner_iter_args)
+        new = []
+        for line in lines:
+            x = widen(memref.load(a, [line, here]), t.vector.element_type)
+            spread = vector.broadcast(t.vector, x)
+            new += [multiply_add(spread, value, next(sums)) for value in b]
+        scf.YieldOp(new)
+    done = iter(loop.results)
+    for line in lines:
+        for _, col, mask in cols:
+            vector.maskedstore(c, [line, col], mask, next(done))
+
+
+# %% 03_passes.md § The panel (1)
+def pack_rows(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
+              depth: ir.Value, width: ir.Value) -> None:
+    """Copy a panel of B that is stored row by row: whole vectors."""
+    cols = list(columns_of(t, j, width))
+    with loop_over(index(0), depth, index(1)) as at:
+        line = arith.addi(k, at)
+        for offset, col, mask in cols:
+            x = vector.maskedload(t.vector_b, b, [line, col], mask, zeros(t.vector_b))
+            vector.store(widen(x, t.vector), panel, [at, offset])
+
+
+def pack_columns(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
+                 depth: ir.Value, width: ir.Value) -> None:
+    """Copy a panel of B that is stored as B.T: number by number."""
+    with loop_over(index(0), width, index(1)) as column:
+        with loop_over(index(0), depth, index(1)) as at:
+            x = memref.load(b, [arith.addi(j, column), arith.addi(k, at)])
+            memref.store(widen(x, t.vector.element_type), panel, [at, column])
+
+
+class loop_over:
+    """`with loop_over(start, stop, step) as i:` builds an scf.for."""
+
+    def __init__(self, start: ir.Value, stop: ir.Value, step: ir.Value) -> None:
+        self.op = scf.ForOp(start, stop, step)
+        self.at = ir.InsertionPoint(self.op.body)
+
+    def __enter__(self) -> ir.Value:
+        self.at.__enter__()
+        return self.op.induction_variable
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            scf.YieldOp([])
+        self.at.__exit__(*error)
+
+
+# %% 03_passes.md § The loops around it (1)
+def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value) -> None:
+    """C += A @ B by panels of B and tiles of C."""
+    sizes = memref.dim(a, index(0)), memref.dim(c, index(1)), memref.dim(a, index(1))
+    rows, columns, depths = sizes
+    wide = index(VECTORS * t.kernel.lanes)
+    panel = memref.alloca(t.panel, [], [], alignment=64)
+    pack = pack_columns if t.kernel.columns else pack_rows
+    with loop_over(index(0), depths, index(DEPTH)) as k:
+        depth = arith.minui(arith.subi(depths, k), index(DEPTH))
+        with loop_over(index(0), columns, wide) as j:
+            width = arith.minui(arith.subi(columns, j), wide)
+            pack(t, b, panel, j, k, depth, width)
+            for_each_tile(t, rows, [a, panel, c, j, k, depth, width])
+
+
+def for_each_tile(t: Types, rows: ir.Value, args: list[ir.Value]) -> None:
+    """Tiles of 8 rows, then of 4, 2 and 1 for the rows that are left."""
+    a, panel, c, j, k, depth, width = args
+    done = index(0)
+    for height in TILE_ROWS[t.kernel.bits]:
+        step = index(height)
+        left = arith.subi(rows, done)
+        end = arith.addi(done, arith.muli(arith.divui(left, step), step))
+        with loop_over(done, end, step) as i:
+            func.call([], f"tile{height}", [a, panel, c, i, j, k, depth, width])
+        done = end
+
+
+# %% 03_passes.md § One row (1)
+UNROLL = 8
+
+
+def matvec_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value) -> None:
+    """C[0] += A[0] @ B, eight rows of B at a time, then one by one."""
+    depths, columns = memref.dim(a, index(1)), memref.dim(c, index(1))
+    whole = arith.muli(arith.divui(depths, index(UNROLL)), index(UNROLL))
+    for start, stop, step in ((index(0), whole, UNROLL), (whole, depths, 1)):
+        with loop_over(start, stop, index(step)) as k:
+            add_rows(t, a, b, c, k, columns, step)
+
+
+def add_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, k: ir.Value,
+             columns: ir.Value, rows: int) -> None:
+    lines = [arith.addi(k, index(r)) for r in range(rows)]
+    factors = [vector.broadcast(t.vector, widen(memref.load(a, [index(0), line]),
+                                                t.vector.element_type))
+               for line in lines]
+    with loop_over(index(0), columns, index(t.kernel.lanes)) as j:
+        mask = vector.create_mask(t.mask, [arith.subi(columns, j)])
+        total = vector.maskedload(t.vector, c, [index(0), j], mask, zeros(t.vector))
+        for line, factor in zip(lines, factors):
+            x = vector.maskedload(t.vector_b, b, [line, j], mask, zeros(t.vector_b))
+            total = multiply_add(factor, widen(x, t.vector), total)
+        vector.maskedstore(c, [index(0), j], mask, total)
+
+
+# %% 03_passes.md § One row (2)
+SUMS = 4
+
+
+def matvec_columns(t: Types, a: ir.Value, b: ir.Value, c: ir.Value) -> None:
+    """C[0, j] += dot(A[0], B[j]), with B as it is stored."""
+    depths, columns = memref.dim(a, index(1)), memref.dim(c, index(1))
+    block = index(SUMS * t.kernel.lanes)
+    whole = arith.muli(arith.divui(depths, block), block)
+    with loop_over(index(0), columns, index(1)) as j:
+        sums = dot(t, a, b, j, (index(0), whole, SUMS), [zeros(t.vector)] * SUMS)
+        while len(sums) > 1:
+            sums = [add(x, y) for x, y in zip(sums[::2], sums[1::2])]
+        (total,) = dot(t, a, b, j, (whole, depths, 1), sums)
+        old = memref.load(c, [index(0), j])
+        kind = ir.Attribute.parse("#vector.kind<add>")
+        new = vector.reduction(t.vector.element_type, kind, total)
+        memref.store(add(old, new), c, [index(0), j])
+
+
+def add(x: ir.Value, y: ir.Value) -> ir.Value:
+    whole = "i" in str(x.type).split("x")[-1]
+    return (arith.addi if whole else arith.addf)(x, y)
+
+
+def dot(t: Types, a: ir.Value, b: ir.Value, j: ir.Value, span: tuple,
+        sums: list[ir.Value]) -> list[ir.Value]:
+    """Partial sums of A[0, k] * B[j, k] over a span of k, a mask at its end."""
+    start, stop, count = span
+    loop = scf.ForOp(start, stop, index(count * t.kernel.lanes), sums)
+    with ir.InsertionPoint(loop.body):
+        new = []
+        for v, total in enumerate(loop.inner_iter_args):
+            k = arith.addi(loop.induction_variable, index(v * t.kernel.lanes))
+            mask = vector.create_mask(t.mask, [arith.subi(stop, k)])
+            x = vector.maskedload(t.vector_a, a, [index(0), k], mask, zeros(t.vector_a))
+            y = vector.maskedload(t.vector_b, b, [j, k], mask, zeros(t.vector_b))
+            new.append(multiply_add(widen(x, t.vector), widen(y, t.vector), total))
+        scf.YieldOp(new)
+    return list(loop.results)
+
+
+# %% 03_passes.md § A kernel as a module (1)
+BODY: dict[tuple[str, bool], Callable] = {
+    ("matmul", False): matmul, ("matmul", True): matmul,
+    ("matvec", False): matvec_rows, ("matvec", True): matvec_columns,
+}
+
+
+def library(kernel: Kernel) -> ir.Module:
+    """The module of one kernel; call it inside an MLIR context."""
+    with ir.Location.unknown():
+        module, t = ir.Module.create(), Types(kernel)
+        with ir.InsertionPoint(module.body):
+            if kernel.kind == "matmul":
+                for height in TILE_ROWS[kernel.bits]:
+                    tile_function(t, height)
+            function(kernel.symbol, [t.a, t.b, t.c],
+                     lambda args: BODY[kernel.kind, kernel.columns](t, *args))
+    return module
+
+
+def tile_function(t: Types, rows: int) -> None:
+    kinds = [t.a, t.panel, t.c, *[ir.IndexType.get()] * 5]
+    tile_ = function(f"tile{rows}", kinds, lambda args: tile(t, rows, args))
+    tile_.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    tile_.attributes["no_inline"] = ir.UnitAttr.get()
+
+
+def function(name: str, kinds: list[ir.Type], body: Callable) -> func.FuncOp:
+    """A function without results whose body is built by `body(arguments)`."""
+    op = func.FuncOp(name, ir.FunctionType.get(kinds, []))
+    block = op.add_entry_block()
+    with ir.InsertionPoint(block):
+        body(list(block.arguments))
+        func.ReturnOp([])
+    return op
+
+
+# %% 03_passes.md § Calling a kernel (1)
+def find(module: ir.Module, *names: str) -> list[ir.Operation]:
+    """All operations of these names, in order."""
+    found = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in names:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+@dataclass
+class Matrix:
+    """A memref taken apart: address and, as index values, the rest."""
+
+    address: ir.Value
+    offset: ir.Value
+    sizes: list[ir.Value]
+    strides: list[ir.Value]
+
+    @staticmethod
+    def of(value: ir.Value) -> Matrix:
+        n = ir.MemRefType(value.type).rank
+        _, offset, *rest = memref.extract_strided_metadata(value)
+        number = memref.extract_aligned_pointer_as_index(value)
+        pointer = ir.Type.parse("!llvm.ptr")
+        wide = arith.index_cast(ir.IntegerType.get_signless(64), number)
+        return Matrix(llvm.inttoptr(pointer, wide), offset, rest[:n], rest[n:])
+
+    def arguments(self, batch: ir.Value | None) -> list[ir.Value]:
+        """What the kernel takes; with a batch index, that matrix of a stack."""
+        offset = self.offset
+        if batch is not None:
+            offset = arith.addi(offset, arith.muli(batch, self.strides[0]))
+        return [self.address, self.address, offset, *self.sizes[-2:],
+                *self.strides[-2:]]
+
+
+# %% 03_passes.md § Calling a kernel (2)
+def kernel_for(op: ir.Operation, bits: int) -> Kernel:
+    """Which kernel computes this product: decided by shape and strides."""
+    a, b, c = (ir.MemRefType(v.type) for v in op.operands)
+    types = tuple(str(m.element_type) for m in (a, b, c))
+    read = ir.AffineMap(ir.AffineMapAttr(op.attributes["indexing_maps"][1]).value)
+    last = list(read.results)[-1]
+    columns = last == ir.AffineDimExpr.get(read.n_dims - 1)
+    (strides, _), rows = a.get_strides_and_offset(), c.shape[-2]
+    kind = "matvec" if rows == 1 and strides[-1] == 1 else "matmul"
+    return Kernel(kind, types, columns, bits)
+
+
+def call_kernels(module: ir.Module, bits: int) -> set[Kernel]:
+    """Replace every matrix product by a call; returns the kernels called."""
+    used = {}
+    for op in find(module, "linalg.matmul", "linalg.batch_matmul"):
+        kernel = kernel_for(op, bits)
+        used[kernel.symbol] = kernel
+        with ir.InsertionPoint(op), ir.Location.unknown():
+            call_kernel(op, kernel)
+        op.erase()
+    address, number = ir.Type.parse("!llvm.ptr"), ir.IndexType.get()
+    takes = [address, address, *[number] * 5] * 3
+    with ir.InsertionPoint.at_block_begin(module.body), ir.Location.unknown():
+        for symbol in used:
+            func.FuncOp(symbol, ir.FunctionType.get(takes, []), visibility="private")
+    return set(used.values())
+
+
+def call_kernel(op: ir.Operation, kernel: Kernel) -> None:
+    """One call, or a loop of calls over the matrices of a stack."""
+    factors = [Matrix.of(value) for value in op.operands]
+    if len(factors[0].sizes) == 2:
+        func.call([], kernel.symbol, [x for m in factors for x in m.arguments(None)])
+        return
+    with loop_over(index(0), factors[0].sizes[0], index(1)) as batch:
+        func.call([], kernel.symbol, [x for m in factors for x in m.arguments(batch)])
