@@ -1,6 +1,6 @@
 # Tangled from notebooks/02_builder.md: edit the chapter, not this file.
 
-# %% 02_builder.md § What a module looks like (1)
+# %% 02_builder.md § Arrays (1)
 """From the expression graph to linalg on tensors (chapter 2)."""
 from __future__ import annotations
 
@@ -11,43 +11,29 @@ from typing import Any
 
 import numpy as np
 from mlir import ir
-from mlir.dialects import arith, func, linalg, math, tensor
+from mlir.dialects import arith, func, linalg, tensor
 
-from tinymlir.expr import ELEMENTWISE, REDUCTIONS, UFUNC, Expr, Op, TensorType, loop, rule
+from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, rule
 from tinymlir.graph import Graph
+from tinymlir.scalars import (
+    SCALAR, convert, from_memory, is_number, like, number, scalar, stored, to_memory)
 
 MLIR: dict[Op, Callable[..., Any]] = {}
 
 
-# %% 02_builder.md § What a module looks like (2)
-ELEMENT = {
-    np.dtype("float32"): ir.F32Type.get, np.dtype("float64"): ir.F64Type.get,
-    np.dtype("int32"): lambda: ir.IntegerType.get_signless(32),
-    np.dtype("int64"): lambda: ir.IntegerType.get_signless(64),
-    np.dtype("bool"): lambda: ir.IntegerType.get_signless(1),
-}
-
-
-def element(dtype: np.dtype) -> ir.Type:
-    return ELEMENT[dtype]()
-
-
 def tensor_type(shape: Sequence[int], dtype: np.dtype) -> ir.RankedTensorType:
-    return ir.RankedTensorType.get(shape, element(dtype))
+    return ir.RankedTensorType.get(shape, stored(dtype))
 
 
 def empty(shape: Sequence[int], dtype: np.dtype) -> ir.Value:
     """A tensor whose contents do not matter yet."""
-    return tensor.empty(list(shape), element(dtype))
+    return tensor.empty(list(shape), stored(dtype))
 
 
-# %% 02_builder.md § What a module looks like (3)
-def number(value: Any, dtype: np.dtype) -> ir.Value:
-    """An arith.constant."""
-    kind = element(dtype)
-    if dtype.kind == "f":
-        return arith.constant(kind, float(value))
-    return arith.constant(kind, int(value))
+def filled(value: Any, shape: Sequence[int], dtype: np.dtype) -> ir.Value:
+    """A tensor full of one number."""
+    number_ = to_memory(number(value, dtype))
+    return linalg.fill(number_, outs=[empty(shape, dtype)])
 
 
 # %% 02_builder.md § One operation for everything (1)
@@ -73,7 +59,8 @@ def generic(inputs: Sequence[tuple[ir.Value, ir.AffineMap]], init: ir.Value,
     block = op.regions[0].blocks.append(
         *(ir.RankedTensorType(v.type).element_type for v in (*values, init)))
     with ir.InsertionPoint(block):
-        linalg.YieldOp([body(*block.arguments)])
+        numbers = [from_memory(x) for x in block.arguments]
+        linalg.YieldOp([to_memory(body(*numbers))])
     return op.result
 
 
@@ -102,8 +89,7 @@ class Builder:
     def view(self, node: Expr) -> View:
         """The view of a node; a constant number becomes a 0-d tensor here."""
         if is_number(node) and id(node) not in self.views:
-            fill = linalg.fill(number(node.attrs["value"], node.dtype),
-                               outs=[empty((), node.dtype)])
+            fill = filled(node.attrs["value"], (), node.dtype)
             self.views[id(node)] = View(fill, ir.AffineMap.get_identity(0))
         return self.views[id(node)]
 
@@ -128,76 +114,23 @@ class Builder:
 
     def add(self, node: Expr) -> None:
         """Build one node by its rule in the table."""
-        result = MLIR[node.op](self, node)
+        rule_ = MLIR[node.op] if not_empty(node) else nothing
+        result = rule_(self, node)
         if not isinstance(result, View):
             result = View(result, ir.AffineMap.get_identity(len(node.shape)))
         self.views[id(node)] = result
 
 
-# %% 02_builder.md § Arithmetic (1)
-F, I = arith.CmpFPredicate, arith.CmpIPredicate
-COMPARE = {
-    Op.LT: (F.OLT, I.slt, I.ult), Op.LE: (F.OLE, I.sle, I.ule),
-    Op.GT: (F.OGT, I.sgt, I.ugt), Op.GE: (F.OGE, I.sge, I.uge),
-    Op.EQ: (F.OEQ, I.eq, I.eq), Op.NE: (F.UNE, I.ne, I.ne),
-}
-SCALAR: dict[tuple[Op, str], Callable[..., ir.Value]] = {
-    (Op.ADD, "f"): arith.addf, (Op.ADD, "i"): arith.addi, (Op.ADD, "b"): arith.ori,
-    (Op.SUB, "f"): arith.subf, (Op.SUB, "i"): arith.subi,
-    (Op.MUL, "f"): arith.mulf, (Op.MUL, "i"): arith.muli, (Op.MUL, "b"): arith.andi,
-    (Op.DIV, "f"): arith.divf,
-    (Op.MAXIMUM, "f"): arith.maximumf, (Op.MINIMUM, "f"): arith.minimumf,
-    (Op.MAXIMUM, "i"): arith.maxsi, (Op.MINIMUM, "i"): arith.minsi,
-    (Op.MAXIMUM, "b"): arith.ori, (Op.MINIMUM, "b"): arith.andi,
-    (Op.NEG, "f"): arith.negf, (Op.ABS, "f"): math.absf, (Op.ABS, "i"): math.absi,
-    (Op.ABS, "b"): lambda x: x, (Op.SQRT, "f"): math.sqrt,
-    (Op.EXP, "f"): math.exp, (Op.LOG, "f"): math.log, (Op.TANH, "f"): math.tanh,
-}
-for op_, predicates in COMPARE.items():
-    for kind_, predicate, compare in zip(
-            "fib", predicates, (arith.cmpf, arith.cmpi, arith.cmpi)):
-        SCALAR[op_, kind_] = partial(compare, predicate)
-for kind_ in "ib":
-    SCALAR |= {(Op.AND, kind_): arith.andi, (Op.OR, kind_): arith.ori,
-               (Op.XOR, kind_): arith.xori}
+# %% 02_builder.md § Views are maps (3)
+def not_empty(node: Expr) -> bool:
+    """Are there elements to compute, and elements to compute them from?"""
+    some = any if node.op is Op.CONCATENATE else all
+    return bool(node.size) and some(x.size for x in node.operands)
 
 
-# %% 02_builder.md § Arithmetic (2)
-def like(x: ir.Value, value: int | float) -> ir.Value:
-    """A constant of the type of x."""
-    return arith.constant(x.type, float(value) if is_float(x) else int(value))
-
-
-def is_float(x: ir.Value) -> bool:
-    return isinstance(x.type, (ir.F32Type, ir.F64Type))
-
-
-SCALAR |= {
-    (Op.NEG, "i"): lambda x: arith.subi(like(x, 0), x),
-    (Op.NOT, "i"): lambda x: arith.xori(x, like(x, -1)),
-    (Op.NOT, "b"): lambda x: arith.xori(x, like(x, 1)),
-}
-
-
-# %% 02_builder.md § Arithmetic (3)
-def to_bool(x: ir.Value) -> ir.Value:
-    compare, predicate = (arith.cmpf, F.UNE) if is_float(x) else (arith.cmpi, I.ne)
-    return compare(predicate, x, like(x, 0))
-
-
-WIDEN = {"ff": arith.extf, "ii": arith.extsi, "bi": arith.extui, "bf": arith.uitofp,
-         "if": arith.sitofp, "fi": arith.fptosi}
-NARROW = {**WIDEN, "ff": arith.truncf, "ii": arith.trunci}
-
-
-def convert(x: ir.Value, old: np.dtype, new: np.dtype) -> ir.Value:
-    """The number x as another dtype, with NumPy's astype meaning."""
-    if old == new:
-        return x
-    if new.kind == "b":
-        return to_bool(x)
-    table = WIDEN if new.itemsize > old.itemsize else NARROW
-    return table[old.kind + new.kind](element(new), x)
+def nothing(_: Builder, node: Expr) -> ir.Value:
+    """What comes of no elements: none, or zeros."""
+    return filled(0, node.shape, node.dtype)
 
 
 # %% 02_builder.md § Elementwise nodes (1)
@@ -208,11 +141,6 @@ def aligned(view: View, shape: Sequence[int], out: Sequence[int]) -> View:
     exprs = [zero() if length == 1 and out[i + offset] != 1 else d[i + offset]
              for i, length in enumerate(shape)]
     return view.through(n, exprs)
-
-
-def is_number(node: Expr) -> bool:
-    """A constant that is written into the code."""
-    return node.op is Op.CONSTANT and not node.shape
 
 
 # %% 02_builder.md § Elementwise nodes (2)
@@ -233,51 +161,6 @@ def elementwise(b: Builder, node: Expr) -> ir.Value:
                    ir.AffineMap.get_identity(n), ["parallel"] * n, body)
 
 
-def scalar(node: Expr, values: list[ir.Value]) -> ir.Value:
-    """The op on numbers, computed in the dtypes of NumPy's loop."""
-    old = [x.dtype for x in node.operands]
-    if node.op not in UFUNC:
-        return SPECIAL[node.op](node, *values)
-    takes = loop(node.op, *old)
-    values = [convert(v, o, t) for v, o, t in zip(values, old, takes)]
-    if node.op in SPECIAL:
-        return SPECIAL[node.op](node, *values)
-    return SCALAR[node.op, takes[0].kind](*values)
-
-
-# %% 02_builder.md § Elementwise nodes (3)
-def power(node: Expr, x: ir.Value, y: ir.Value) -> ir.Value:
-    """x ** y; a constant exponent of the table needs no call."""
-    exponent = node.operands[1]
-    if not is_number(exponent):
-        return math.powf(x, y)
-    n = exponent.attrs["value"].item()
-    if is_float(x):
-        return POWERS[n](x) if n in POWERS else math.powf(x, y)
-    return integer_power(x, int(n))
-
-
-def integer_power(x: ir.Value, n: int) -> ir.Value:
-    """Square and multiply; wraps around on overflow, as NumPy does."""
-    result = like(x, 1)
-    while n:
-        result = arith.muli(result, x) if n & 1 else result
-        x, n = arith.muli(x, x), n >> 1
-    return result
-
-
-POWERS: dict[float, Callable[[ir.Value], ir.Value]] = {
-    0: lambda x: like(x, 1), 1: lambda x: x, 2: lambda x: arith.mulf(x, x),
-    3: lambda x: arith.mulf(arith.mulf(x, x), x), 0.5: math.sqrt,
-    -1: lambda x: arith.divf(like(x, 1), x),
-}
-SPECIAL = {
-    Op.POW: power,
-    Op.WHERE: lambda node, mask, x, y: arith.select(mask, x, y),
-    Op.CAST: lambda node, x: convert(x, node.operands[0].dtype, node.dtype),
-}
-
-
 # %% 02_builder.md § Reductions (1)
 COMBINE = {Op.SUM: Op.ADD, Op.MAX: Op.MAXIMUM, Op.MIN: Op.MINIMUM}
 
@@ -296,6 +179,13 @@ def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
     return np.dtype("float64") if op is Op.SUM and dtype.kind == "f" else dtype
 
 
+def combiner(op: Op, dtype: np.dtype) -> Callable[..., ir.Value]:
+    """How two partial results become one; a sum may be taken in any order."""
+    if op is Op.SUM and dtype.kind == "f":
+        return partial(arith.addf, fastmath=arith.FastMathFlags.reassoc)
+    return SCALAR[COMBINE[op], dtype.kind]
+
+
 # %% 02_builder.md § Reductions (2)
 @rule(MLIR, *REDUCTIONS)
 def reduction(b: Builder, node: Expr) -> View:
@@ -304,8 +194,8 @@ def reduction(b: Builder, node: Expr) -> View:
     n, wide = len(x.shape), accumulator(node.op, node.dtype)
     kept = [i for i in range(n) if i not in axes]
     shape = [x.shape[i] for i in kept]
-    init = linalg.fill(number(neutral(node.op, wide), wide), outs=[empty(shape, wide)])
-    combine = SCALAR[COMBINE[node.op], wide.kind]
+    init = filled(neutral(node.op, wide), shape, wide)
+    combine = combiner(node.op, wide)
     view, d = b.view(x), dims(n)
     total = generic(
         [(view.tensor, view.map)], init, affine_map(n, [d[i] for i in kept]),
@@ -332,7 +222,7 @@ def matmul(b: Builder, node: Expr) -> ir.Value:
     n = len(node.shape) + 1
     *batch, i, j, k = dims(n)
     left, right = node.operands
-    init = linalg.fill(number(0, node.dtype), outs=[empty(node.shape, node.dtype)])
+    init = filled(0, node.shape, node.dtype)
     (a, a_map), (c, c_map) = (
         operand(b, x, node.dtype, n, [*batch, *last])
         for x, last in ((left, (i, k)), (right, (k, j))))
@@ -443,7 +333,7 @@ def index(value: int) -> ir.Value:
 def concatenate(b: Builder, node: Expr) -> ir.Value:
     """Each part is inserted at its offset."""
     value, axis, at = empty(node.shape, node.dtype), node.attrs["axis"], 0
-    for x in node.operands:
+    for x in (x for x in node.operands if x.size):
         offsets = [at if i == axis else 0 for i in range(len(x.shape))]
         value = tensor.insert_slice(b.dense(x), value, [], [], [], offsets,
                                     list(x.shape), [1] * len(x.shape))
@@ -456,7 +346,8 @@ def triangle(b: Builder, node: Expr) -> ir.Value:
     """Keep the elements on one side of the k-th diagonal."""
     (x,), n = node.operands, len(node.shape)
     view = b.view(x)
-    keep = I.sge if node.op is Op.TRIU else I.sle
+    keep = (arith.CmpIPredicate.sge if node.op is Op.TRIU
+            else arith.CmpIPredicate.sle)
 
     def body(v: ir.Value, _: ir.Value) -> ir.Value:
         diagonal = arith.subi(here(n - 1), here(n - 2))
@@ -479,7 +370,7 @@ def gather(b: Builder, node: Expr) -> ir.Value:
     def body(row: ir.Value, _: ir.Value) -> ir.Value:
         at = arith.index_cast(ir.IndexType.get(), row)
         wrapped = arith.addi(at, index(x.shape[0]))
-        at = arith.select(arith.cmpi(I.slt, at, index(0)), wrapped, at)
+        at = arith.select(arith.cmpi(arith.CmpIPredicate.slt, at, index(0)), wrapped, at)
         at = arith.minsi(arith.maxsi(at, index(0)), index(x.shape[0] - 1))
         return tensor.extract(source, [at, *(here(i) for i in range(lead, n))])
 
@@ -505,7 +396,7 @@ def build(graph: Graph, name: str = "main") -> ir.Module:
 # %% 02_builder.md § The function (2)
 def build_function(graph: Graph, name: str) -> func.FuncOp:
     """The function of a graph, at the current insertion point."""
-    params, outputs = (*graph.inputs, *graph.arrays), graph.results
+    params, outputs = graph.arguments, graph.returned
     types = [[tensor_type(x.shape, x.dtype) for x in xs] for xs in (params, outputs)]
     function = func.FuncOp(name, ir.FunctionType.get(*types))
     marks = ir.DictAttr.get({key: make() for key, make in READ_ONLY.items()})

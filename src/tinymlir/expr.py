@@ -122,7 +122,8 @@ def _(*types: TensorType, op: Op) -> TensorType:
 
 
 # %% 01_expr.md § The line that wrote it (1)
-OURS = ("tinymlir.expr", "tinymlir.numpy_api", "tinymlir.graph", "numpy")
+OURS = tuple(f"tinymlir.{name}" for name in (
+    "expr", "numpy_api", "indexing", "graph", "pytree", "jit", "passes")) + ("numpy",)
 
 
 @dataclass(frozen=True)

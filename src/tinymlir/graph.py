@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import tinymlir.numpy_api  # noqa: F401  fills the tables of functions
+import tinymlir.indexing  # noqa: F401  fills the tables of functions
 from tinymlir.errors import ArgumentError, TracedValueError
 from tinymlir.expr import DTYPES, NUMPY, Expr, Op, as_expr, supported, variable
 from tinymlir.pytree import Structure, flatten
@@ -60,6 +60,16 @@ class Graph:
     def results(self) -> tuple[Expr, ...]:
         """The outputs and, after them, the index of every gather."""
         return (*self.outputs, *(node.operands[1] for node in self.gathers))
+
+    @cached_property
+    def arguments(self) -> tuple[Expr, ...]:
+        """What native code is given: inputs, then arrays, if they have elements."""
+        return tuple(x for x in (*self.inputs, *self.arrays) if x.size)
+
+    @cached_property
+    def returned(self) -> tuple[Expr, ...]:
+        """What native code fills: the results that have elements."""
+        return tuple(x for x in self.results if x.size)
 
     def __str__(self) -> str:
         return text(self)

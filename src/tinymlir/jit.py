@@ -20,6 +20,7 @@ from tinymlir.errors import (
 from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType, supported
 from tinymlir.graph import Graph, parameter_names, trace
 from tinymlir.pytree import Structure, flatten, freeze
+from tinymlir.rewrites import fold
 
 mlir_lock = threading.RLock()
 
@@ -39,7 +40,7 @@ def lower(graph: Graph, keep: bool = False) -> tuple[str, Any]:
     with mlir_lock, context():
         from tinymlir import native, passes
         from tinymlir.builder import build
-        work = passes.Work(build(passes.fold(graph)), native.host().vector_bits)
+        work = passes.Work(build(graph), native.host().vector_bits)
         passes.run_stages(work, passes.CPU, keep)
         return passes.to_llvm(work.module), work
 
@@ -102,8 +103,7 @@ class Compiled:
     def __post_init__(self) -> None:
         self.code, self.kernels = load(self.graph)
         self.captured = [node.attrs["value"] for node in self.graph.arrays]
-        self.outputs = self.graph.results
-        count = len(self.graph.inputs) + len(self.captured) + len(self.outputs)
+        count = len(self.graph.arguments) + len(self.graph.returned)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)
         self.function = kind(self.code.address("main"))
 
@@ -122,8 +122,9 @@ class Compiled:
 
     def run(self, arrays: Sequence[np.ndarray]) -> Any:
         """Run on plain arrays of the right types. Raises OutOfRangeError."""
-        made = [np.empty(x.shape, x.dtype) for x in self.outputs]
-        self.function(*(a.ctypes.data for a in (*arrays, *self.captured, *made)))
+        made = [np.empty(x.shape, x.dtype) for x in self.graph.results]
+        memory = (*arrays, *self.captured, *made)
+        self.function(*(a.ctypes.data for a in memory if a.size))
         for node, rows in zip(self.graph.gathers, made[len(self.graph.outputs):]):
             check_rows(node, rows)
         return self.result.fill(iter(made))
@@ -196,7 +197,7 @@ class Jitted:
         with self.lock:
             if key not in self.cache:
                 graph, result = trace(self.function, args, static)
-                self.cache[key] = Compiled(graph, names, structures, result)
+                self.cache[key] = Compiled(fold(graph), names, structures, result)
                 while len(self.cache) > self.limit:
                     self.cache.popitem(last=False)
             self.cache.move_to_end(key)
@@ -264,10 +265,9 @@ def explain(jitted: Jitted, args: tuple, static: dict) -> str:
     reasons = [differences(key, other, graph.names) for other in known]
     new = "; ".join(min(reasons, key=len)) if reasons else "this is the first call"
     inputs = sum(x.type.nbytes for x in (*graph.inputs, *graph.arrays))
-    stages = compiled.stages
     steps = [f"  {name}: {len(text.splitlines())} lines, "
              f"{text.count('linalg.generic')} generics, {text.count('scf.for')} loops"
-             for name, text in stages.items()]
+             for name, text in compiled.stages.items() if name != "asm"]
     takes = ", ".join(f"{n}: {x.type}" for n, x in zip(graph.names, graph.inputs))
     return "\n".join([
         f"{graph.name}({takes})",

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from tinymlir.errors import (
-    DTypeError, OutOfRangeError, ShapeError, TracedValueError, UnsupportedError)
+    DTypeError, ShapeError, TracedValueError, UnsupportedError)
 from tinymlir.expr import (
-    METHODS, NUMPY, TYPE, UFUNC, Expr, Op, TensorType, as_expr, constant, elementwise,
+    METHODS, NUMPY, TYPE, Expr, Op, TensorType, as_expr, constant, elementwise,
     implements, is_weak, make, rule, supported)
 
 Axis = int | Sequence[int] | None
@@ -146,6 +146,8 @@ def matmul(x: Any, y: Any) -> Expr:
         raise ShapeError(
             f"matmul of {a.type} and {b.type}: the inner lengths "
             f"{a.shape[-1]} and {b.shape[-2]} differ")
+    if a.dtype.kind == b.dtype.kind == "b":  # a sum of ands is an or
+        return matmul(astype(x, np.int32), y).astype(bool)
     product = batched(a, b)
     drop = [axis for axis, gone in zip((-2, -1), vectors) if gone]
     return squeeze(product, tuple(drop)) if drop else product
@@ -233,7 +235,7 @@ def reshape(x: Any, *shape: Any) -> Expr:
 
 
 def is_int(x: Any) -> bool:
-    return hasattr(type(x), "__index__") and not isinstance(x, Expr)
+    return isinstance(x, (int, np.integer))
 
 
 @implements(np.reshape)
@@ -373,90 +375,7 @@ def size(a, axis=None):
     return a.size if axis is None else a.shape[axis]
 
 
-# %% 01_expr.md § Indexing (1)
-def getitem(x: Expr, key: Any) -> Expr:
-    """x[key] for slices, integers, None, ... and one array of row numbers."""
-    keys = key if isinstance(key, tuple) else (key,)
-    if any(is_array(k) for k in keys):
-        return gather_rows(x, keys)
-    view = dummy(x.type)[keys]
-    used = sum(k is not None and k is not Ellipsis for k in keys)
-    fill = (slice(None),) * (x.ndim - used)
-    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
-    keys = (*keys[:at], *fill, *keys[at + 1:])
-    axes = [k for k in keys if k is not None]
-    slices = tuple(as_slice(k, n) for k, n in zip(axes, x.shape))
-    whole = all(s == slice(0, n, 1) for s, n in zip(slices, x.shape))
-    return (x if whole else make(Op.SLICE, x, slices=slices)).reshape(view.shape)
-
-
-def as_slice(key: Any, length: int) -> slice:
-    """The same slice with its bounds written out."""
-    if not isinstance(key, slice):
-        first = operator.index(key) % length
-        return slice(first, first + 1, 1)
-    start, stop, step = key.indices(length)
-    return slice(start, None if step < 0 and stop < 0 else stop, step)
-
-
-def is_array(key: Any) -> bool:
-    return isinstance(key, (Expr, np.ndarray, list, range)) and not is_int(key)
-
-
-# %% 01_expr.md § Indexing (2)
-@rule(TYPE, Op.GATHER)
-def _(x: TensorType, rows: TensorType) -> TensorType:
-    return TensorType((*rows.shape, *x.shape[1:]), x.dtype)
-
-
-NUMPY[Op.GATHER] = lambda x, rows: np.asarray(x)[rows]
-
-
-def gather_rows(x: Expr, keys: tuple) -> Expr:
-    """x[rows], x[rows, :3]: rows of x, by an array of integers."""
-    rows, rest = as_expr(keys[0]) if is_array(keys[0]) else None, keys[1:]
-    if rows is None or not all(isinstance(k, slice) or k is Ellipsis for k in rest):
-        raise UnsupportedError("an index array has to come first, and only slices "
-                               "may follow it")
-    if rows.dtype.kind == "b":
-        raise TracedValueError(
-            "a mask selects a number of elements that is not known while tracing; "
-            "keep the shape and write np.where(mask, x, 0)")
-    rows = astype(rows, np.int64) if rows.size == 0 else rows
-    if rows.dtype.kind != "i":
-        raise OutOfRangeError("arrays used as indices must be of integer (or boolean) "
-                              f"type, not {rows.dtype}")
-    picked = pick(x, rows)
-    return picked[(slice(None),) * rows.ndim + rest] if rest else picked
-
-
-# %% 01_expr.md § Indexing (3)
-def pick(x: Expr, rows: Expr) -> Expr:
-    """The rows; consecutive constant rows are a slice, which needs no check."""
-    if x.ndim == 0:
-        raise OutOfRangeError("too many indices for a 0-d array")
-    if rows.op is not Op.CONSTANT:
-        return make(Op.GATHER, x, rows)
-    numbers = rows.attrs["value"]
-    bad = numbers[(numbers < -len(x)) | (numbers >= len(x))]
-    if bad.size:
-        raise OutOfRangeError(f"index {bad[0]} is out of bounds for axis 0 with size "
-                              f"{len(x)}")
-    if rows.ndim == 1 and rows.size and numbers[0] >= 0 and np.array_equal(
-            numbers, np.arange(numbers[0], numbers[0] + rows.size)):
-        return x[int(numbers[0]):int(numbers[0]) + rows.size]
-    return make(Op.GATHER, x, rows)
-
-
-@implements(np.take)
-def take(a, indices, axis=None):
-    if axis != 0 or isinstance(indices, (bool, int)):
-        raise UnsupportedError("np.take needs axis=0 and an array of indices to be "
-                               "traced")
-    return gather_rows(as_expr(a), (as_expr(indices),))
-
-
-# %% 01_expr.md § Indexing (4)
+# %% 01_expr.md § Moving data (6)
 def length(x: Expr) -> int:
     if x.ndim == 0:
         raise DTypeError("len() of unsized object")
@@ -465,7 +384,7 @@ def length(x: Expr) -> int:
 
 METHODS |= {
     "reshape": reshape, "transpose": transpose, "astype": astype,
-    "__getitem__": getitem, "__len__": length, "__matmul__": matmul,
+    "__len__": length, "__matmul__": matmul,
     "stack": stack,
 }
 METHODS |= {f.__name__: f for f in (

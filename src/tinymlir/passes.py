@@ -8,14 +8,11 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 from mlir import ir
-from mlir.dialects import linalg, llvm
+from mlir.dialects import bufferization, linalg, llvm
 from mlir.passmanager import PassManager
 
 from tinymlir.errors import CompileError
-from tinymlir.expr import NUMPY, Expr, Op, constant
-from tinymlir.graph import Graph, rewrite, same
 from tinymlir.mathfn import expand_math
 from tinymlir.schedule import Kernel, call_kernels, find
 
@@ -50,6 +47,18 @@ class Work:
     bits: int = 512  # of the target's vector registers
     kernels: set[Kernel] = field(default_factory=set)
     texts: dict[str, str] = field(default_factory=dict)
+
+
+def distinct_results(work: Work) -> None:
+    """A value that is returned again is copied."""
+    for op in find(work.module, "func.return"):
+        seen = set()
+        for i, value in enumerate(op.operands):
+            if value in seen:
+                with ir.InsertionPoint(op), ir.Location.unknown():
+                    fresh = bufferization.AllocTensorOp(value.type, [], copy=value)
+                    op.operands[i] = fresh.result
+            seen.add(value)
 
 
 def copies(work: Work) -> None:
@@ -87,7 +96,7 @@ class Stage:
 CPU = (
     Stage("linalg", ()),
     Stage("fused", (FUSE,)),
-    Stage("bufferized", (BUFFERIZE, copies)),
+    Stage("bufferized", (distinct_results, BUFFERIZE, copies)),
     Stage("scheduled", (products, LOOPS, functions)),
     Stage("lowered", (LOWER,)),
 )
@@ -119,7 +128,17 @@ def run_stages(work: Work, stages: tuple[Stage, ...], keep: bool = False) -> Wor
 
 
 def to_llvm(module: ir.Module) -> str:
-    """LLVM's text for a module in the llvm dialect."""
+    """LLVM's text for a module. Raises CompileError if something was not lowered."""
+    left = set()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if not op.name.startswith(("llvm.", "builtin.module")):
+            left.add(op.name)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    if left:  # the translation would not survive it
+        raise CompileError(f"not lowered: {', '.join(sorted(left))}")
     return llvm.translate_module_to_llvmir(module.operation)
 
 
@@ -128,19 +147,3 @@ def difference(before: str, after: str) -> str:
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before",
                                  "after", lineterm="", n=2)
     return "\n".join(lines)
-
-
-# %% 03_passes.md § Passes on graphs (1)
-SMALL = 1024  # elements
-
-
-def fold(graph: Graph) -> Graph:
-    """Compute small nodes whose operands are all constants."""
-    def visit(node: Expr, operands: tuple[Expr, ...]) -> Expr:
-        known = operands and all(x.op is Op.CONSTANT for x in operands)
-        if not known or node.size > SMALL:
-            return same(node, operands)
-        with np.errstate(all="ignore"):
-            value = NUMPY[node.op](*(x.attrs["value"] for x in operands), **node.attrs)
-        return constant(value, node.dtype)
-    return rewrite(graph, visit)

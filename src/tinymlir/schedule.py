@@ -323,6 +323,7 @@ class Matrix:
 
     @staticmethod
     def of(value: ir.Value) -> Matrix:
+        """Take a memref apart, with the operations that compute its parts."""
         n = ir.MemRefType(value.type).rank
         _, offset, *rest = memref.extract_strided_metadata(value)
         number = memref.extract_aligned_pointer_as_index(value)
@@ -330,26 +331,30 @@ class Matrix:
         wide = arith.index_cast(ir.IntegerType.get_signless(64), number)
         return Matrix(llvm.inttoptr(pointer, wide), offset, rest[:n], rest[n:])
 
-    def arguments(self, batch: ir.Value | None) -> list[ir.Value]:
-        """What the kernel takes; with a batch index, that matrix of a stack."""
+    def arguments(self, batch: ir.Value | None, order: int) -> list[ir.Value]:
+        """What the kernel takes: a matrix, or that of a stack; order -1 transposes."""
         offset = self.offset
         if batch is not None:
             offset = arith.addi(offset, arith.muli(batch, self.strides[0]))
-        return [self.address, self.address, offset, *self.sizes[-2:],
-                *self.strides[-2:]]
+        sizes, strides = self.sizes[-2:], self.strides[-2:]
+        return [self.address, self.address, offset, *sizes[::order], *strides[::order]]
 
 
 # %% 03_passes.md § Calling a kernel (2)
+def ends_with_k(op: ir.Operation, operand: int) -> bool:
+    """Is k, the dimension that is summed over, the last one in memory?"""
+    read = op.attributes["indexing_maps"][operand].value
+    return list(read.results)[-1] == ir.AffineDimExpr.get(read.n_dims - 1)
+
+
 def kernel_for(op: ir.Operation, bits: int) -> Kernel:
     """Which kernel computes this product: decided by shape and strides."""
     a, b, c = (ir.MemRefType(v.type) for v in op.operands)
     types = tuple(str(m.element_type) for m in (a, b, c))
-    read = ir.AffineMap(ir.AffineMapAttr(op.attributes["indexing_maps"][1]).value)
-    last = list(read.results)[-1]
-    columns = last == ir.AffineDimExpr.get(read.n_dims - 1)
-    (strides, _), rows = a.get_strides_and_offset(), c.shape[-2]
-    kind = "matvec" if rows == 1 and strides[-1] == 1 else "matmul"
-    return Kernel(kind, types, columns, bits)
+    strides, _ = a.get_strides_and_offset()
+    one_row = c.shape[-2] == 1 and strides[-1] == 1 and ends_with_k(op, 0)
+    kind = "matvec" if one_row else "matmul"
+    return Kernel(kind, types, ends_with_k(op, 1), bits)
 
 
 def call_kernels(module: ir.Module, bits: int) -> set[Kernel]:
@@ -372,8 +377,13 @@ def call_kernels(module: ir.Module, bits: int) -> set[Kernel]:
 def call_kernel(op: ir.Operation, kernel: Kernel) -> None:
     """One call, or a loop of calls over the matrices of a stack."""
     factors = [Matrix.of(value) for value in op.operands]
+    orders = (1 if ends_with_k(op, 0) else -1, 1, 1)
+
+    def call(batch: ir.Value | None) -> None:
+        func.call([], kernel.symbol, [x for m, order in zip(factors, orders)
+                                      for x in m.arguments(batch, order)])
+
     if len(factors[0].sizes) == 2:
-        func.call([], kernel.symbol, [x for m in factors for x in m.arguments(None)])
-        return
+        return call(None)
     with loop_over(index(0), factors[0].sizes[0], index(1)) as batch:
-        func.call([], kernel.symbol, [x for m in factors for x in m.arguments(batch)])
+        call(batch)
