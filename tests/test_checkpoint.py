@@ -22,8 +22,9 @@ def pristine(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(pristine, tmp_path):
-    return shutil.copytree(pristine, tmp_path / "checkpoint")
+def folder(pristine, tmp_path_factory):
+    """A copy to damage; its name has none of the words that messages must have."""
+    return shutil.copytree(pristine, tmp_path_factory.mktemp("x") / "y")
 
 
 def config(**changes):

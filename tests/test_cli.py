@@ -128,6 +128,11 @@ def test_refused_in_a_process(tmp_path):
     assert "Traceback" not in done.stderr and "config.json" in done.stderr.splitlines()[-1]
 
 
+def test_one_line_whatever_is_named(tmp_path, capsys):
+    assert main(["generate", "abc", "--model", str(tmp_path / "two\nlines")]) == 1
+    assert "two lines" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_prompt_that_is_no_text(folder):
     done = run("generate", b"\xff\xfe", "--model", folder, env=environment(LC_ALL="C.UTF-8"))
     assert done.returncode == 1 and "Traceback" not in done.stderr and "UTF-8" in done.stderr
@@ -259,9 +264,14 @@ def test_diff(capsys):
     assert capsys.readouterr().out == "(no change)\n"
 
 
-def test_examples_have_several_types():
-    dtypes = {str(e.function(*e.arrays, **e.static).dtype) for e in EXAMPLES.values()}
-    assert dtypes == {"float32", "float64"}
+def test_types_of_the_examples():
+    """NumPy's: the strong numbers are in gelu and in attention, and nowhere else."""
+    dtypes = {name: str(e.function(*e.arrays, **e.static).dtype)
+              for name, e in EXAMPLES.items()}
+    wide = [name for name, dtype in dtypes.items() if dtype == "float64"]
+    assert wide == ["gelu", "attention", "feed_forward", "attention_sublayer",
+                    "feed_forward_sublayer"]
+    assert {dtypes[name] for name in dtypes if name not in wide} == {"float32"}
 
 
 def test_command_and_library_agree(folder):

@@ -247,6 +247,11 @@ def test_dice_are_fair():
     np.testing.assert_allclose(counts, [25 / 34, 0, 9 / 34, 0], atol=0.02)
 
 
+def test_equal_scores_keep_the_lowest_ids():
+    pick = sampler(top_k=3)
+    assert {pick(np.zeros(100)) for _ in range(200)} == {0, 1, 2}
+
+
 def test_large_logits_do_not_overflow():
     assert sampler(0.1)(np.array([1e6, 2e6], np.float32)) == 1
 

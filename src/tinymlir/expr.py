@@ -313,6 +313,9 @@ def as_expr(x: Any) -> Expr:
 # %% 01_expr.md § Operators (3)
 def check_integer_power(base: Expr, exponent: Expr) -> None:
     """Integer powers need a constant exponent that is not negative."""
+    if base.dtype.kind == "b":
+        raise DTypeError("powers of bool arrays are int8 in NumPy, which is not "
+                         "supported; convert the base with astype(int)")
     if loop(Op.POW, base.dtype, exponent.dtype)[-1].kind == "f":
         return
     if exponent.op is not Op.CONSTANT or exponent.size != 1:

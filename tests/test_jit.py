@@ -1,0 +1,301 @@
+"""What jit promises about keys, memory, threads and errors."""
+import resource
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+from tinymlir import errors, jit
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+# ---------------------------------------------------------------- specialisation
+
+def test_equal_statics_of_other_types_are_other_programs():
+    @jit
+    def add(x, n):
+        return x + n
+
+    ints = np.arange(3, dtype=np.int32)
+    for n in (1, True, 1.0, np.float32(1), np.int64(1), 2):
+        ours, theirs = add(ints, n=n), ints + n
+        assert ours.dtype == theirs.dtype and (ours == theirs).all()
+    assert len(add.cache) == 6
+    add(ints, n=1)
+    assert len(add.cache) == 6
+
+
+@pytest.mark.parametrize("pair", [(0.0, -0.0), ((1, 2), (1, True)), ([1], [1.0]),
+                                  ({"a": 1, "b": 2}, {"a": 1, "b": 2.0}), ("f4", "f8"),
+                                  (np.dtype("f4"), np.dtype("f8")), (None, 0)])
+def test_keys_tell_statics_apart(pair):
+    f = jit(lambda x, n: (x, n))
+    results = [f(X, n=n)[1] for n in pair]
+    assert len(f.cache) == 2 and [type(r) for r in results] == [type(n) for n in pair]
+    assert str(results) == str(list(pair))
+
+
+def test_static_keywords_in_any_order_and_nan():
+    f = jit(lambda x, a, b: x * a + b)
+    f(X, a=1.0, b=2.0), f(X, b=2.0, a=1.0), f(X, a=1.0, b=np.nan), f(X, a=1.0, b=np.nan)
+    assert len(f.cache) == 2
+
+
+def test_positional_numbers_are_weak_and_part_of_the_key():
+    f = jit(lambda x, n: x * n)
+    assert f(X, 2).dtype == f(X, 2.5).dtype == np.float32
+    assert f(X, np.float64(2)).dtype == np.float64
+    assert (f(X, 2.5) == X * np.float32(2.5)).all()
+
+
+def test_unhashable_and_array_statics_are_refused_by_name():
+    f = jit(lambda x, n: x)
+    with pytest.raises(errors.ArgumentError, match="`n` is an array.*by position"):
+        f(X, n=X)
+    with pytest.raises(errors.ArgumentError, match="hashable"):
+        f(X, n={1, 2})
+    with pytest.raises(errors.ArgumentError, match="x is a set"):
+        f({1}, n=1)
+
+
+def test_the_cache_is_bounded_and_can_be_cleared():
+    f = jit(lambda x: x + 1, limit=4)
+    for n in range(1, 8):
+        assert (f(np.ones(n)) == 2).all()
+    assert len(f.cache) == 4
+    f.cache_clear()
+    assert not f.cache and (f(np.ones(3)) == 2).all()
+
+
+def test_a_trace_that_raised_leaves_nothing_behind():
+    state = {"fail": True}
+
+    @jit
+    def f(x):
+        if state["fail"]:
+            raise RuntimeError("half-way")
+        return x * 2
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        f(X)
+    state["fail"] = False
+    assert (f(X) == X * 2).all()
+
+
+def test_values_that_leak_out_of_a_trace_are_refused():
+    leaked = []
+
+    @jit
+    def leak(x):
+        leaked.append(x * 2)
+        return x
+
+    leak(X)
+    with pytest.raises(errors.TracedValueError, match="traced in another call"):
+        jit(lambda x: x + leaked[0])(X)
+
+
+def test_compile_and_call_with_something_else():
+    c = jit(lambda x, y: x + y["b"]).compile(X, {"b": X})
+    assert (c(X, {"b": X}) == 2 * X).all()
+    with pytest.raises(errors.ArgumentError, match=r"y\['b'\].*expected f32\[3,4\]"):
+        c(X, {"b": X.astype(float)})
+    with pytest.raises(errors.ArgumentError, match="another structure"):
+        c(X, {"c": X})
+    with pytest.raises(errors.ArgumentError, match="another structure"):
+        c(X)
+
+
+def test_jit_inside_jit_is_one_program():
+    inner = jit(lambda x: np.tanh(x))
+    outer = jit(lambda x: inner(x) + inner(x * 2))
+    np.testing.assert_allclose(outer(X), np.tanh(X) + np.tanh(X * 2), rtol=1e-6)
+    assert not inner.cache
+
+
+def test_decorator_with_options_and_unknown_target():
+    @jit(target="cpu")
+    def f(x):
+        """Doc."""
+        return x - 1
+
+    assert (f(X) == X - 1).all() and f.__doc__ == "Doc." and f.__name__ == "f"
+    with pytest.raises(errors.ArgumentError, match="target 'tpu'"):
+        jit(lambda x: x, target="tpu")
+    with pytest.raises(errors.ArgumentError, match="takes a function"):
+        jit(3)
+
+
+# ---------------------------------------------------------------- memory and threads
+
+def test_captured_arrays_are_read_once():
+    w = np.ones(4, np.float32)
+    f = jit(lambda x: x * w)
+    f(X)
+    w[:] = 5
+    assert (f(X) == X).all()
+
+
+def test_no_growth_over_ten_thousand_calls():
+    f = jit(lambda x, y: (np.exp(x) @ y, x[1:]))
+    a, b = np.ones((16, 32)), np.ones((32, 8))
+    for _ in range(500):
+        f(a, b)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(10_000):
+        f(a, b)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # kB
+
+
+def test_threads_that_compile_and_run_at_once():
+    f, wrong = jit(lambda x: np.exp(x) @ x.T + np.sum(x)), []
+
+    def work(seed):
+        for n in (2, 3, 5):
+            x = np.random.default_rng(seed).standard_normal((n, n + 1))
+            ours = f(x)
+            if not np.allclose(ours, np.exp(x) @ x.T + np.sum(x)):
+                wrong.append((seed, n))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads], [t.join() for t in threads]
+    assert not wrong and len(f.cache) == 3
+
+
+def test_code_outlives_the_function_that_made_it():
+    import gc
+    run = jit(lambda x: x @ x.T).compile(X).run
+    gc.collect()
+    assert (run([X]) == X @ X.T).all()
+
+
+# ---------------------------------------------------------------- graphs of some size
+
+def test_two_thousand_chained_operations():
+    def chain(x):
+        for i in range(2000):
+            x = x * 0.5 + 1
+        return x
+
+    np.testing.assert_allclose(jit(chain)(X), chain(X), rtol=1e-6)
+
+
+def test_shared_subexpressions_are_computed_once():
+    def double(x):
+        for _ in range(60):
+            x = x + x
+        return x
+
+    x = np.array([1.0, 3.0])
+    assert (jit(double)(x) == double(x)).all()
+
+
+def test_five_hundred_arguments():
+    arrays = [np.full(3, float(i)) for i in range(500)]
+    assert (jit(lambda *xs: sum(xs))(*arrays) == sum(arrays)).all()
+
+
+# ---------------------------------------------------------------- what is refused
+
+REFUSED = [
+    (lambda x: 1 if x[0, 0] > 0 else 2, errors.TracedValueError, "np.where"),
+    (lambda x: x[x > 0], errors.TracedValueError, "np.where"),
+    (lambda x: np.where(x > 0), errors.TracedValueError, "np.where"),
+    (lambda x: float(x[0, 0]), errors.TracedValueError, "keyword"),
+    (lambda x: x.__setitem__(0, 1), errors.TracedValueError, "np.where"),
+    (lambda x: 3.0 in x, errors.TracedValueError, "compare"),
+    (lambda x: np.asarray(x), errors.TracedValueError, "numbers"),
+    (lambda x: [i for i in range(x[0, 0])], errors.TracedValueError, "__index__"),
+    (lambda x: np.add(x, 1, out=x), errors.UnsupportedError, "out="),
+    (lambda x: np.add(x, 1, where=True), errors.UnsupportedError, "where"),
+    (lambda x: np.add(x, 1, dtype=float), errors.UnsupportedError, "dtype"),
+    (lambda x: np.add.reduce(x), errors.UnsupportedError, "np.add.reduce"),
+    (lambda x: np.sum(x, where=x > 0), errors.UnsupportedError, "where"),
+    (lambda x: np.sum(x, initial=1), errors.UnsupportedError, "initial"),
+    (lambda x: np.reshape(x, (4, 3), order="F"), errors.UnsupportedError, "order"),
+    (lambda x: np.argsort(x), errors.UnsupportedError, "np.argsort"),
+    (lambda x: np.sin(x), errors.UnsupportedError, "np.sin"),
+    (lambda x: x.foo, errors.MissingAttributeError, "foo"),
+    (lambda x: x @ x, errors.ShapeError, "inner lengths 4 and 3"),
+    (lambda x: x + np.ones(5), errors.ShapeError, "shape"),
+    (lambda x: x.reshape(5, -1), errors.ShapeError, "size 12"),
+    (lambda x: x.reshape(-1, -1), errors.ShapeError, "size 12"),
+    (lambda x: np.sum(x, axis=2), errors.AxisError, "axis 2"),
+    (lambda x: np.sum(x, axis=(0, 0)), errors.ShapeError, "duplicate|repeated"),
+    (lambda x: np.max(x[:0]), errors.ShapeError, "zero-size"),
+    (lambda x: x[3], errors.OutOfRangeError, "index 3"),
+    (lambda x: x[[0, 3]], errors.OutOfRangeError, "index 3"),
+    (lambda x: x[0, 0, 0], errors.OutOfRangeError, "too many"),
+    (lambda x: x.astype(np.float16), errors.DTypeError, "float16"),
+    (lambda x: x + 1j, errors.DTypeError, "complex"),
+    (lambda x: x.astype(int) ** -1, errors.ShapeError, "negative integer powers"),
+    (lambda x: x.astype(int) + 2**70, errors.NumberError, "too large|out of bounds"),
+    (lambda x: x - np.ma.masked_array([1.0] * 4), TypeError, "MaskedArray|subclass"),
+    (lambda x: len(x[0, 0]), errors.DTypeError, "unsized"),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=range(len(REFUSED)))
+def test_refusals_name_the_line_and_the_way_out(case):
+    function, kind, text = case
+    with warnings.catch_warnings(), pytest.raises(kind, match=text) as caught:
+        warnings.simplefilter("ignore")
+        jit(function)(X)
+    if kind is not TypeError:
+        assert "test_jit.py, line" in str(caught.value)
+
+
+def test_in_place_operators_say_what_to_write():
+    def f(x):
+        x += 1
+        return x
+
+    with pytest.raises(errors.UnsupportedError, match=r"x = x \+ y"):
+        jit(f)(X)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "c16", "u1", "i1", "O", "U3", "M8[s]"])
+def test_other_dtypes_are_refused_with_the_argument(dtype):
+    with pytest.raises(errors.DTypeError, match=r"p\[1\]: dtype"):
+        jit(lambda p: p[0])([X, np.zeros(3).astype(dtype)])
+
+
+def test_gather_checks_every_call():
+    f = jit(lambda table, rows: table[rows])
+    for rows in ([0, 2], [-3, 1], [[0], [1]]):
+        assert (f(X, np.array(rows)) == X[np.array(rows)]).all()
+    for rows in ([3], [0, -4], [2**40], [-2**62]):
+        with pytest.raises(IndexError, match=f"index {rows[-1]} is out of bounds"):
+            f(X, np.array(rows))
+    with pytest.raises(errors.OutOfRangeError, match="integer"):
+        f(X, np.array([0.5]))
+    g = jit(lambda table, n: table[n - 1])
+    assert (g(X, np.array(3)) == X[2]).all()
+    with pytest.raises(IndexError):
+        g(X, np.array(4))
+    with pytest.raises(IndexError):
+        f(np.zeros((0, 4)), np.array([0]))
+
+
+def test_unknown_operands_get_their_turn():
+    class Other:
+        __array_ufunc__ = None
+
+        def __radd__(self, x):
+            return "other"
+
+    assert jit(lambda x: (x, x + Other()))(X)[1] == "other"
+
+
+def test_stages_and_explain():
+    f = jit(lambda x: np.exp(x) @ x.T)
+    c = f.compile(X)
+    assert list(c.stages) == ["graph", "linalg", "fused", "bufferized", "scheduled",
+                              "lowered", "llvm", "asm"]
+    assert "linalg.matmul" in c.stages["bufferized"]
+    assert "matmul_f32_f32_f32" in c.stages["scheduled"]
+    report = f.explain(X[:2])
+    assert "x: f32[2,4] instead of f32[3,4]" in report and "specialisations: 2" in report
+    assert "compiled already: yes" in f.explain(X)
