@@ -70,6 +70,7 @@ class Op(Enum):
     MATMUL = auto()
     RESHAPE, TRANSPOSE, BROADCAST, SLICE = auto(), auto(), auto(), auto()
     CONCATENATE, GATHER, TRIU, TRIL = auto(), auto(), auto(), auto()
+    CALL, RESULT = auto(), auto()  # a graph as a function: chapter 6
 
     def __str__(self) -> str:
         return self.name.lower()

@@ -132,6 +132,8 @@ def label(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, np.dtype):
         return DTYPES[value]
+    if isinstance(value, Graph):
+        return value.name
     return str(value).replace(" ", "")
 
 

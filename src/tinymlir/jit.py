@@ -20,7 +20,7 @@ from tinymlir.errors import (
 from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType, supported
 from tinymlir.graph import Graph, parameter_names, trace
 from tinymlir.pytree import Structure, flatten, freeze
-from tinymlir.rewrites import fold
+from tinymlir.rewrites import improve
 
 mlir_lock = threading.RLock()
 
@@ -197,7 +197,7 @@ class Jitted:
         with self.lock:
             if key not in self.cache:
                 graph, result = trace(self.function, args, static)
-                self.cache[key] = Compiled(fold(graph), names, structures, result)
+                self.cache[key] = Compiled(improve(graph), names, structures, result)
                 while len(self.cache) > self.limit:
                     self.cache.popitem(last=False)
             self.cache.move_to_end(key)

@@ -1,0 +1,230 @@
+# Tangled from notebooks/06_fused.md: edit the chapter, not this file.
+
+# %% 06_fused.md § Finding what repeats (1)
+"""Repeated blocks of a graph become calls of one function (chapter 6)."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tinymlir.expr import NUMPY, TYPE, Expr, Op, TensorType, make, rule, variable
+from tinymlir.graph import Graph, evaluate, rewrite, same
+from tinymlir.rewrites import REWRITES
+
+
+def is_number(node: Expr) -> bool:
+    return node.op is Op.CONSTANT and not node.shape
+
+
+def key(node: Expr) -> tuple:
+    """What can be said of a node without looking further than its operands."""
+    seen = [(x.type, x.attrs["value"].tobytes() if is_number(x) else None)
+            for x in node.operands]
+    return node.op, node.type, repr(sorted(node.attrs.items())), tuple(seen)
+
+
+def is_leaf(node: Expr) -> bool:
+    return node.op in (Op.INPUT, Op.CONSTANT)
+
+
+# %% 06_fused.md § Finding what repeats (2)
+@dataclass(frozen=True)
+class Repeat:
+    """`count` blocks of `period` nodes; the first may start `slack` nodes later."""
+
+    start: int
+    period: int
+    count: int
+    slack: int
+
+
+def longest_run(flags: np.ndarray) -> tuple[int, int]:
+    """Start and length of the longest run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags, [0]])))
+    starts, ends = edges[::2], edges[1::2]
+    if not len(starts):
+        return 0, 0
+    best = int(np.argmax(ends - starts))
+    return int(starts[best]), int(ends[best] - starts[best])
+
+
+def find_repeat(keys: Sequence[tuple]) -> Repeat | None:
+    """The repetition that saves the most nodes, or None."""
+    number: dict[tuple, int] = {}
+    codes = np.array([number.setdefault(k, len(number)) for k in keys])
+    best, saved = None, 0
+    for period in range(1, len(codes) // 2 + 1):
+        start, run = longest_run(codes[:-period] == codes[period:])
+        count = run // period + 1
+        if (count - 1) * period > saved:
+            saved = (count - 1) * period
+            best = Repeat(start, period, count, run % period)
+    return best
+
+
+# %% 06_fused.md § Is it the same block? (1)
+def wiring(block: Sequence[Expr]) -> list[tuple]:
+    """For each node, where its operands are: a place in the block, or None."""
+    place = {id(node): i for i, node in enumerate(block)}
+    return [tuple(place.get(id(x)) for x in node.operands) for node in block]
+
+
+def cut(nodes: Sequence[Expr], repeat: Repeat, shift: int) -> list[list[Expr]]:
+    """The blocks, the first one starting `shift` nodes late."""
+    first, p = repeat.start + shift, repeat.period
+    return [list(nodes[first + i * p:first + (i + 1) * p]) for i in range(repeat.count)]
+
+
+def inputs_of(blocks: Sequence[Sequence[Expr]]) -> list[tuple[Expr, ...]]:
+    """What comes from outside: for each argument, one node for each block."""
+    slots: dict[tuple[int, ...], tuple[Expr, ...]] = {}
+    for i, places in enumerate(wiring(blocks[0])):
+        for j, place in enumerate(places):
+            given = tuple(block[i].operands[j] for block in blocks)
+            if place is None and not is_number(given[0]):
+                slots.setdefault(tuple(map(id, given)), given)
+    return list(slots.values())
+
+
+def outputs_of(graph: Graph, blocks: Sequence[Sequence[Expr]]) -> list[int]:
+    """The places in a block whose values are used outside of it."""
+    where = {id(node): (b, i) for b, block in enumerate(blocks)
+             for i, node in enumerate(block)}
+    used = {where[id(x)][1] for x in graph.outputs if id(x) in where}
+    for node in graph.nodes:
+        own = where.get(id(node), (None,))[0]
+        used |= {where[id(x)][1] for x in node.operands
+                 if id(x) in where and where[id(x)][0] != own}
+    return sorted(used)
+
+
+# %% 06_fused.md § Is it the same block? (2)
+def best_cut(graph: Graph, nodes: Sequence[Expr], repeat: Repeat
+             ) -> list[list[Expr]] | None:
+    """The blocks with the fewest results; None if none are wired alike."""
+    best, fewest = None, len(nodes)
+    for shift in range(repeat.slack + 1):
+        blocks = cut(nodes, repeat, shift)
+        crossing = len(outputs_of(graph, blocks)) if alike(blocks) else fewest
+        if crossing < fewest:
+            best, fewest = blocks, crossing
+    return best
+
+
+def alike(blocks: Sequence[Sequence[Expr]]) -> bool:
+    """Are all blocks wired as the first one is?"""
+    first = wiring(blocks[0])
+    return all(wiring(block) == first for block in blocks[1:])
+
+
+def worth_it(blocks: Sequence[Sequence[Expr]]) -> bool:
+    """A call forbids fusion across its border, so a block has to hold a product.
+
+    A gather is checked after the call (chapter 4), so it has to stay outside."""
+    ops = {node.op for node in blocks[0]}
+    return Op.MATMUL in ops and not ops & {Op.GATHER, Op.CALL}
+
+
+# %% 06_fused.md § A call is a node (1)
+@rule(TYPE, Op.CALL)
+def _(*types: TensorType, body: Graph) -> TensorType:
+    return body.outputs[0].type
+
+
+@rule(TYPE, Op.RESULT)
+def _(call: TensorType, body: Graph, index: int) -> TensorType:
+    return body.outputs[index].type
+
+
+NUMPY[Op.CALL] = lambda *arrays, body: evaluate(body, *arrays)
+NUMPY[Op.RESULT] = lambda values, body, index: values[index]
+
+
+def body_of(block: Sequence[Expr], given: Sequence[Expr], used: Sequence[int]) -> Graph:
+    """One block as a graph with an input for each value from outside."""
+    inputs = [variable(x.shape, x.dtype) for x in given]
+    new = {id(old): fresh for old, fresh in zip(given, inputs)}
+    for node in block:
+        operands = tuple(new.get(id(x), x) for x in node.operands)
+        new[id(node)] = replace(node, operands=operands, serial=fresh_serial())
+    names = tuple(f"a{i}" for i in range(len(inputs)))
+    outputs = tuple(new[id(block[i])] for i in used)
+    return Graph("block", tuple(inputs), outputs, names)
+
+
+def fresh_serial() -> int:
+    return variable((), np.float32).serial
+
+
+# %% 06_fused.md § A call is a node (2)
+def reroll(graph: Graph) -> Graph:
+    """Blocks that repeat become calls of one graph."""
+    nodes = [node for node in graph.nodes if not is_leaf(node)]
+    repeat = find_repeat([key(node) for node in nodes])
+    blocks = best_cut(graph, nodes, repeat) if repeat else None
+    if blocks is None or not worth_it(blocks):
+        return graph
+    slots, used = inputs_of(blocks), outputs_of(graph, blocks)
+    body = body_of(blocks[0], [given[0] for given in slots], used)
+    inside = {id(node): b for b, block in enumerate(blocks) for node in block}
+    new: dict[int, Expr] = {id(x): x for x in graph.nodes if is_leaf(x)}
+    for node in graph.nodes:
+        if id(node) in new:
+            continue
+        if id(node) not in inside:
+            new[id(node)] = same(node, tuple(new[id(x)] for x in node.operands))
+            continue
+        b = inside[id(node)]
+        given = [new[id(slot[b])] for slot in slots]
+        new |= call(body, given, blocks[b], used)
+    outputs = tuple(new[id(x)] for x in graph.outputs)
+    return Graph(graph.name, graph.inputs, outputs, graph.names)
+
+
+def call(body: Graph, given: Sequence[Expr], block: Sequence[Expr],
+         used: Sequence[int]) -> dict[int, Expr]:
+    """The nodes that stand for a block; those nobody sees stand for themselves."""
+    node = make(Op.CALL, *given, body=body)
+    new = {id(x): x for x in block}
+    for index, place in enumerate(used):
+        result = make(Op.RESULT, node, body=body, index=index)
+        new[id(block[place])] = replace(result, source=block[place].source)
+    return new
+
+
+# %% 06_fused.md § A call is a node (3)
+def share_constants(graph: Graph) -> Graph:
+    """Arrays with the same contents become the same node."""
+    known: dict[tuple, Expr] = {}
+
+    def visit(node: Expr, operands: tuple[Expr, ...]) -> Expr:
+        if node.op is not Op.CONSTANT or not node.shape:
+            return same(node, operands)
+        digest = hashlib.sha256(np.ascontiguousarray(node.attrs["value"])).digest()
+        return known.setdefault((node.type, digest), node)
+
+    return rewrite(graph, visit)
+
+
+# %% 06_fused.md § The row that is wanted (1)
+def select_rows(graph: Graph) -> Graph:
+    """(a @ b)[rows] becomes a[rows] @ b, when fewer rows are wanted than there are."""
+    def visit(node: Expr, operands: tuple[Expr, ...]) -> Expr:
+        product = operands[0] if node.op is Op.GATHER else None
+        if product is None or product.op is not Op.MATMUL:
+            return same(node, operands)
+        rows = operands[1]
+        a, b = product.operands
+        if len(a.shape) != 2 or rows.size >= a.shape[0]:
+            return same(node, operands)
+        flat = rows.reshape(rows.size)
+        picked = make(Op.MATMUL, make(Op.GATHER, a, flat), b)
+        return replace(picked.reshape(node.shape), source=node.source)
+    return rewrite(graph, visit)
+
+
+REWRITES += [share_constants, select_rows, reroll]
