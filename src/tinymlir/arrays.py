@@ -220,7 +220,7 @@ def cast(value: ir.Value, shape: Sequence[int], old: np.dtype, new: np.dtype) ->
 # %% 02_builder.md § Matrix products (1)
 @rule(MLIR, Op.MATMUL)
 def matmul(b: Builder, node: Expr) -> ir.Value:
-    """linalg.matmul or linalg.batch_matmul."""
+    """linalg.matmul, linalg.batch_matmul, or linalg.contract for other orders."""
     n = len(node.shape) + 1
     *batch, i, j, k = dims(n)
     left, right = node.operands
@@ -228,17 +228,17 @@ def matmul(b: Builder, node: Expr) -> ir.Value:
     (a, a_map), (c, c_map) = (
         operand(b, x, node.dtype, n, [*batch, *last])
         for x, last in ((left, (i, k)), (right, (k, j))))
-    named = linalg.batch_matmul if batch else linalg.matmul
     maps = [a_map, c_map, affine_map(n, [*batch, i, j])]
+    plain = all(list(m.results)[:-2] == batch for m in maps)
+    named = (linalg.batch_matmul if batch else linalg.matmul) if plain else linalg.contract
     return named(a, c, outs=[init], indexing_maps=maps)
 
 
 def operand(b: Builder, x: Expr, dtype: np.dtype, n: int,
             exprs: list[ir.AffineExpr]) -> tuple[ir.Value, ir.AffineMap]:
-    """A factor and its indexing map: read as stored if that is a plain matrix."""
-    d, view = dims(len(x.shape)), b.view(x)
-    plain = [*d[:-2], d[-2], d[-1]], [*d[:-2], d[-1], d[-2]]
-    if list(view.map.results) not in plain:
+    """A factor and its indexing map: read as stored if its rows or columns are."""
+    view = b.view(x)
+    if not view.map.is_permutation or view.map.results[-1] not in dims(len(x.shape))[-2:]:
         b.dense(x)
         view = b.view(x)
     value = view.tensor

@@ -22,7 +22,7 @@ from tinymlir.graph import Graph, parameter_names, trace
 from tinymlir.pytree import Structure, flatten, freeze
 from tinymlir.rewrites import improve
 
-mlir_lock = threading.RLock()
+mlir_lock, library_lock = threading.RLock(), threading.RLock()
 
 
 @functools.lru_cache(maxsize=None)
@@ -62,7 +62,8 @@ def load(graph: Graph) -> tuple[Any, list[Any]]:
     """Compile a graph. Returns its code and the kernels that must stay alive."""
     from tinymlir import native
     text, work = lower(graph)
-    kernels = {k.symbol: library_code(k) for k in work.kernels}
+    with library_lock:
+        kernels = {k.symbol: library_code(k) for k in work.kernels}
     symbols = {name: code.address(name) for name, code in kernels.items()}
     return native.Code(native.generate(text), symbols), list(kernels.values())
 
@@ -167,6 +168,7 @@ class Jitted:
         functools.update_wrapper(self, function)
         self.function, self.limit = function, limit
         self.cache: OrderedDict[tuple, Compiled] = OrderedDict()
+        self.gates: dict[tuple, threading.Lock] = {}
         self.lock = threading.RLock()
 
     def __call__(self, *args: Any, **static: Any) -> Any:
@@ -195,13 +197,22 @@ class Jitted:
         key = (structures, tuple((a.shape, a.dtype) for a in arrays),
                freeze(dict(sorted(static.items()))))
         with self.lock:
+            if key in self.cache:
+                self.cache.move_to_end(key)
+                return self.cache[key]
+            gate = self.gates.setdefault(key, threading.Lock())
+        with gate:  # two threads with the same key compile once
             if key not in self.cache:
                 graph, result = trace(self.function, args, static)
-                self.cache[key] = Compiled(improve(graph), names, structures, result)
-                while len(self.cache) > self.limit:
-                    self.cache.popitem(last=False)
-            self.cache.move_to_end(key)
+                self.store(key, Compiled(improve(graph), names, structures, result))
             return self.cache[key]
+
+    def store(self, key: tuple, compiled: Compiled) -> None:
+        with self.lock:
+            self.cache[key] = compiled
+            self.gates.pop(key, None)
+            while len(self.cache) > self.limit:
+                self.cache.popitem(last=False)
 
     def cache_clear(self) -> None:
         """Forget every specialisation."""

@@ -74,7 +74,7 @@ def slice_(b: Builder, node: Expr) -> ir.Value:
     (x,), slices = node.operands, node.attrs["slices"]
     source, result = b.dense(x), tensor_type(node.shape, node.dtype)
     starts, steps = [s.start for s in slices], [s.step for s in slices]
-    if min(steps, default=1) > 0:
+    if min(steps, default=1) > 0 and steps[-1:] in ([], [1]):
         return tensor.extract_slice(
             result, source, [], [], [], starts, list(node.shape), steps)
     n = len(node.shape)

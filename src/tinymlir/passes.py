@@ -28,7 +28,7 @@ BUFFERIZE = (
     "canonicalize,cse")
 LOOPS = "func.func(convert-linalg-to-loops),canonicalize,cse"
 LOWER = (
-    "expand-strided-metadata,lower-affine,canonicalize,cse,convert-scf-to-cf,"
+    "expand-strided-metadata,lower-affine,convert-scf-to-cf,"
     "convert-math-to-llvm,finalize-memref-to-llvm,"
     "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},"
     "convert-cf-to-llvm,convert-arith-to-llvm,convert-index-to-llvm,"

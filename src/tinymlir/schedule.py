@@ -102,10 +102,10 @@ def columns_of(t: Types, j: ir.Value, width: ir.Value) -> Iterator[tuple]:
 # %% 03_passes.md § The innermost loop (3)
 def tile(t: Types, rows: int, args: list[ir.Value]) -> None:
     """C[i:i+rows, j:j+width] += A[i:i+rows, k:k+depth] @ panel."""
-    a, panel, c, i, j, k, depth, width = args
+    a, panel, c, i, j, k, depth, width, fresh = args
     lines = [arith.addi(i, index(r)) for r in range(rows)]
     cols = list(columns_of(t, j, width))
-    start = [vector.maskedload(t.vector, c, [line, col], mask, zeros(t.vector))
+    start = [old_or_zero(t, c, line, col, mask, arith.andi(fresh, is_zero(k)))
              for line in lines for _, col, mask in cols]
     loop = scf.ForOp(index(0), depth, index(1), start)
     with ir.InsertionPoint(loop.body):
@@ -122,6 +122,18 @@ def tile(t: Types, rows: int, args: list[ir.Value]) -> None:
     for line in lines:
         for _, col, mask in cols:
             vector.maskedstore(c, [line, col], mask, next(done))
+
+
+# %% 03_passes.md § The innermost loop (4)
+def is_zero(k: ir.Value) -> ir.Value:
+    return arith.cmpi(arith.CmpIPredicate.eq, k, index(0))
+
+
+def old_or_zero(t: Types, c: ir.Value, line: ir.Value, col: ir.Value, mask: ir.Value,
+                fresh: ir.Value) -> ir.Value:
+    """A vector of C, or zeros if C is fresh."""
+    old = vector.maskedload(t.vector, c, [line, col], mask, zeros(t.vector))
+    return arith.select(fresh, zeros(t.vector), old)
 
 
 # %% 03_passes.md § The panel (1)
@@ -163,7 +175,7 @@ class loop_over:
 
 
 # %% 03_passes.md § The loops around it (1)
-def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value) -> None:
+def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value) -> None:
     """C += A @ B by panels of B and tiles of C."""
     sizes = memref.dim(a, index(0)), memref.dim(c, index(1)), memref.dim(a, index(1))
     rows, columns, depths = sizes
@@ -175,19 +187,19 @@ def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value) -> None:
         with loop_over(index(0), columns, wide) as j:
             width = arith.minui(arith.subi(columns, j), wide)
             pack(t, b, panel, j, k, depth, width)
-            for_each_tile(t, rows, [a, panel, c, j, k, depth, width])
+            for_each_tile(t, rows, [a, panel, c, j, k, depth, width, fresh])
 
 
 def for_each_tile(t: Types, rows: ir.Value, args: list[ir.Value]) -> None:
     """Tiles of 8 rows, then of 4, 2 and 1 for the rows that are left."""
-    a, panel, c, j, k, depth, width = args
+    a, panel, c, *rest = args
     done = index(0)
     for height in TILE_ROWS[t.kernel.bits]:
         step = index(height)
         left = arith.subi(rows, done)
         end = arith.addi(done, arith.muli(arith.divui(left, step), step))
         with loop_over(done, end, step) as i:
-            func.call([], f"tile{height}", [a, panel, c, i, j, k, depth, width])
+            func.call([], f"tile{height}", [a, panel, c, i, *rest])
         done = end
 
 
@@ -195,24 +207,27 @@ def for_each_tile(t: Types, rows: ir.Value, args: list[ir.Value]) -> None:
 UNROLL = 8
 
 
-def matvec_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value) -> None:
+def matvec_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
+                ) -> None:
     """C[0] += A[0] @ B, eight rows of B at a time, then one by one."""
     depths, columns = memref.dim(a, index(1)), memref.dim(c, index(1))
     whole = arith.muli(arith.divui(depths, index(UNROLL)), index(UNROLL))
     for start, stop, step in ((index(0), whole, UNROLL), (whole, depths, 1)):
         with loop_over(start, stop, index(step)) as k:
-            add_rows(t, a, b, c, k, columns, step)
+            first = arith.andi(fresh, is_zero(k))
+            add_rows(t, a, b, c, k, columns, step, first)
 
 
 def add_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, k: ir.Value,
-             columns: ir.Value, rows: int) -> None:
+             columns: ir.Value, rows: int, fresh: ir.Value) -> None:
+    """C[0] += A[0, k:k+rows] @ B[k:k+rows], one vector of columns at a time."""
     lines = [arith.addi(k, index(r)) for r in range(rows)]
     factors = [vector.broadcast(t.vector, widen(memref.load(a, [index(0), line]),
                                                 t.vector.element_type))
                for line in lines]
     with loop_over(index(0), columns, index(t.kernel.lanes)) as j:
         mask = vector.create_mask(t.mask, [arith.subi(columns, j)])
-        total = vector.maskedload(t.vector, c, [index(0), j], mask, zeros(t.vector))
+        total = old_or_zero(t, c, index(0), j, mask, fresh)
         for line, factor in zip(lines, factors):
             x = vector.maskedload(t.vector_b, b, [line, j], mask, zeros(t.vector_b))
             total = multiply_add(factor, widen(x, t.vector), total)
@@ -223,7 +238,8 @@ def add_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, k: ir.Value,
 SUMS = 4
 
 
-def matvec_columns(t: Types, a: ir.Value, b: ir.Value, c: ir.Value) -> None:
+def matvec_columns(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
+                   ) -> None:
     """C[0, j] += dot(A[0], B[j]), with B as it is stored."""
     depths, columns = memref.dim(a, index(1)), memref.dim(c, index(1))
     block = index(SUMS * t.kernel.lanes)
@@ -233,10 +249,10 @@ def matvec_columns(t: Types, a: ir.Value, b: ir.Value, c: ir.Value) -> None:
         while len(sums) > 1:
             sums = [add(x, y) for x, y in zip(sums[::2], sums[1::2])]
         (total,) = dot(t, a, b, j, (whole, depths, 1), sums)
-        old = memref.load(c, [index(0), j])
         kind = ir.Attribute.parse("#vector.kind<add>")
         new = vector.reduction(t.vector.element_type, kind, total)
-        memref.store(add(old, new), c, [index(0), j])
+        sum_ = add(memref.load(c, [index(0), j]), new)
+        memref.store(arith.select(fresh, new, sum_), c, [index(0), j])
 
 
 def add(x: ir.Value, y: ir.Value) -> ir.Value:
@@ -276,13 +292,14 @@ def library(kernel: Kernel) -> ir.Module:
             if kernel.kind == "matmul":
                 for height in TILE_ROWS[kernel.bits]:
                     tile_function(t, height)
-            function(kernel.symbol, [t.a, t.b, t.c],
+            function(kernel.symbol, [t.a, t.b, t.c, ir.IntegerType.get_signless(1)],
                      lambda args: BODY[kernel.kind, kernel.columns](t, *args))
     return module
 
 
 def tile_function(t: Types, rows: int) -> None:
-    kinds = [t.a, t.panel, t.c, *[ir.IndexType.get()] * 5]
+    bit = ir.IntegerType.get_signless(1)
+    kinds = [t.a, t.panel, t.c, *[ir.IndexType.get()] * 5, bit]
     tile_ = function(f"tile{rows}", kinds, lambda args: tile(t, rows, args))
     tile_.attributes["sym_visibility"] = ir.StringAttr.get("private")
     tile_.attributes["no_inline"] = ir.UnitAttr.get()
@@ -314,76 +331,108 @@ def find(module: ir.Module, *names: str) -> list[ir.Operation]:
 
 @dataclass
 class Matrix:
-    """A memref taken apart: address and, as index values, the rest."""
+    """A factor: its buffer, and which loop runs along each of its dimensions."""
 
-    address: ir.Value
-    offset: ir.Value
-    sizes: list[ir.Value]
-    strides: list[ir.Value]
+    value: ir.Value
+    loops: list[int]
 
-    @staticmethod
-    def of(value: ir.Value) -> Matrix:
-        """Take a memref apart, with the operations that compute its parts."""
-        n = ir.MemRefType(value.type).rank
+    def arguments(self, row: int, column: int, batch: ir.Value | None) -> list[ir.Value]:
+        """What a kernel takes: address, offset, sizes and strides of a matrix.
+
+        `row` and `column` are loops; `batch` picks a matrix of a stack by loop 0."""
+        n, value = len(self.loops), self.value
         _, offset, *rest = memref.extract_strided_metadata(value)
         number = memref.extract_aligned_pointer_as_index(value)
-        pointer = ir.Type.parse("!llvm.ptr")
         wide = arith.index_cast(ir.IntegerType.get_signless(64), number)
-        return Matrix(llvm.inttoptr(pointer, wide), offset, rest[:n], rest[n:])
-
-    def arguments(self, batch: ir.Value | None, order: int) -> list[ir.Value]:
-        """What the kernel takes: a matrix, or that of a stack; order -1 transposes."""
-        offset = self.offset
+        address = llvm.inttoptr(ir.Type.parse("!llvm.ptr"), wide)
+        at = [self.loops.index(row), self.loops.index(column)]
         if batch is not None:
-            offset = arith.addi(offset, arith.muli(batch, self.strides[0]))
-        sizes, strides = self.sizes[-2:], self.strides[-2:]
-        return [self.address, self.address, offset, *sizes[::order], *strides[::order]]
+            step = rest[n + self.loops.index(0)]
+            offset = arith.addi(offset, arith.muli(batch, step))
+        return [address, address, offset, *(rest[i] for i in at),
+                *(rest[n + i] for i in at)]
+
+
+def factors_of(op: ir.Operation) -> list[Matrix]:
+    """A, B and C of a product, with the loops of their indexing maps."""
+    maps = (a.value for a in op.attributes["indexing_maps"])
+    return [Matrix(value, [ir.AffineDimExpr(e).position for e in m.results])
+            for value, m in zip(op.operands, maps)]
 
 
 # %% 03_passes.md § Calling a kernel (2)
-def ends_with_k(op: ir.Operation, operand: int) -> bool:
-    """Is k, the dimension that is summed over, the last one in memory?"""
-    read = op.attributes["indexing_maps"][operand].value
-    return list(read.results)[-1] == ir.AffineDimExpr.get(read.n_dims - 1)
-
-
-def kernel_for(op: ir.Operation, bits: int) -> Kernel:
-    """Which kernel computes this product: decided by shape and strides."""
-    a, b, c = (ir.MemRefType(v.type) for v in op.operands)
-    types = tuple(str(m.element_type) for m in (a, b, c))
-    strides, _ = a.get_strides_and_offset()
-    one_row = c.shape[-2] == 1 and strides[-1] == 1 and ends_with_k(op, 0)
-    kind = "matvec" if one_row else "matmul"
-    return Kernel(kind, types, ends_with_k(op, 1), bits)
+def kernel_for(a: Matrix, b: Matrix, c: Matrix, bits: int) -> Kernel:
+    """Which kernel computes this product."""
+    types = [ir.MemRefType(m.value.type) for m in (a, b, c)]
+    strides, _ = types[0].get_strides_and_offset()
+    k = len(c.loops)
+    one_row = types[2].shape[-2] == 1 and a.loops[-1] == k and strides[-1] == 1
+    names = tuple(str(kind.element_type) for kind in types)
+    return Kernel("matvec" if one_row else "matmul", names, b.loops[-1] == k, bits)
 
 
 def call_kernels(module: ir.Module, bits: int) -> set[Kernel]:
     """Replace every matrix product by a call; returns the kernels called."""
     used = {}
-    for op in find(module, "linalg.matmul", "linalg.batch_matmul"):
-        kernel = kernel_for(op, bits)
+    for op in find(module, "linalg.matmul", "linalg.batch_matmul", "linalg.contract"):
+        factors = factors_of(op)
+        kernel = kernel_for(*factors, bits)
         used[kernel.symbol] = kernel
+        fresh = take_fill(op)
         with ir.InsertionPoint(op), ir.Location.unknown():
-            call_kernel(op, kernel)
+            call_kernel(kernel, factors, fresh)
         op.erase()
     address, number = ir.Type.parse("!llvm.ptr"), ir.IndexType.get()
-    takes = [address, address, *[number] * 5] * 3
+    takes = [address, address, *[number] * 5] * 3 + [ir.IntegerType.get_signless(1)]
     with ir.InsertionPoint.at_block_begin(module.body), ir.Location.unknown():
         for symbol in used:
             func.FuncOp(symbol, ir.FunctionType.get(takes, []), visibility="private")
     return set(used.values())
 
 
-def call_kernel(op: ir.Operation, kernel: Kernel) -> None:
+def call_kernel(kernel: Kernel, factors: list[Matrix], fresh: bool) -> None:
     """One call, or a loop of calls over the matrices of a stack."""
-    factors = [Matrix.of(value) for value in op.operands]
-    orders = (1 if ends_with_k(op, 0) else -1, 1, 1)
+    a, b, c = factors
+    k = len(c.loops)
+    i, j = k - 2, k - 1
 
     def call(batch: ir.Value | None) -> None:
-        func.call([], kernel.symbol, [x for m, order in zip(factors, orders)
-                                      for x in m.arguments(batch, order)])
+        flag = arith.constant(ir.IntegerType.get_signless(1), int(fresh))
+        func.call([], kernel.symbol, [
+            *a.arguments(i, k, batch), *b_as_stored(b, kernel, j, k, batch),
+            *c.arguments(i, j, batch), flag])
 
-    if len(factors[0].sizes) == 2:
+    if k == 2:
         return call(None)
-    with loop_over(index(0), factors[0].sizes[0], index(1)) as batch:
+    with loop_over(index(0), memref.dim(c.value, index(0)), index(1)) as batch:
         call(batch)
+
+
+def b_as_stored(b: Matrix, kernel: Kernel, j: int, k: int, batch: ir.Value | None
+                ) -> list[ir.Value]:
+    """B as it is stored: by rows of k, or by rows of j."""
+    return b.arguments(*((j, k) if kernel.columns else (k, j)), batch)
+
+
+# %% 03_passes.md § Calling a kernel (3)
+def take_fill(op: ir.Operation) -> bool:
+    """Remove the fill with zeros that only this product would read."""
+    target = list(op.operands)[2]
+    before = []
+    for other in op.block:
+        if other.operation == op:
+            break
+        if target in list(other.operands):
+            before.append(other.operation)
+    last = before[-1] if before else None
+    renamed = any(isinstance(r.type, ir.MemRefType) for o in before for r in o.results)
+    if last is None or renamed or last.name != "linalg.fill" or not is_zero_fill(last):
+        return False
+    last.erase()
+    return True
+
+
+def is_zero_fill(op: ir.Operation) -> bool:
+    value = op.operands[0].owner
+    return (not isinstance(value, ir.Block) and value.name == "arith.constant"
+            and value.attributes["value"].value == 0)
