@@ -1,6 +1,9 @@
 """How the notebooks are tested: every stored output must come out again (nbval)."""
+import atexit
 import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from queue import Empty
 from time import monotonic
@@ -17,6 +20,9 @@ NO_GPU = pytest.mark.skip(reason="needs an NVIDIA GPU; the stored output comes f
 # inherited by the kernels: a cell that is not in the tangled file is an error, and this
 # checkout is what they import
 os.environ["TINYMLIR_STRICT"] = "1"
+# a new cache for each run: everything is compiled at least once, and nothing stays behind
+os.environ["TINYMLIR_CACHE"] = tempfile.mkdtemp(prefix="tinymlir-cache-")
+atexit.register(shutil.rmtree, os.environ["TINYMLIR_CACHE"], ignore_errors=True)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 

@@ -1,6 +1,6 @@
 # Tangled from notebooks/04_jit.md: edit the chapter, not this file.
 
-# %% 04_jit.md § From a graph to a function (1)
+# %% 04_jit.md § Memory (1)
 """jit: compile a NumPy function for the arrays it is called with (chapter 4)."""
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tinymlir import compiler
 from tinymlir.errors import (
     ArgumentError, DTypeError, OutOfRangeError, UnsupportedError, translated)
 from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType, supported
@@ -22,53 +23,7 @@ from tinymlir.graph import Graph, parameter_names, trace
 from tinymlir.pytree import Structure, flatten, freeze
 from tinymlir.rewrites import improve
 
-mlir_lock, library_lock = threading.RLock(), threading.RLock()
 
-
-@functools.lru_cache(maxsize=None)
-def context() -> Any:
-    """The MLIR context of this process. Importing MLIR waits until here."""
-    from mlir import ir
-    shared = ir.Context()
-    shared.enable_multithreading(False)  # one thread is quicker for small modules
-    return shared
-
-
-# %% 04_jit.md § From a graph to a function (2)
-def lower(graph: Graph, keep: bool = False) -> tuple[str, Any]:
-    """LLVM's text for a graph, and the work record of its stages."""
-    with mlir_lock, context():
-        from tinymlir import native, passes
-        from tinymlir.builder import build
-        work = passes.Work(build(graph), native.host().vector_bits)
-        passes.run_stages(work, passes.CPU, keep)
-        return passes.to_llvm(work.module), work
-
-
-@functools.lru_cache(maxsize=None)
-def library_code(kernel: Any) -> Any:
-    """One of the matrix products, compiled the first time it is needed."""
-    from tinymlir import native, passes
-    with mlir_lock, context():
-        from tinymlir.schedule import library
-        module = library(kernel)
-        passes.run_pipeline(module, passes.LOWER_LIBRARY)
-        text = passes.to_llvm(module)
-    return native.Code(native.generate(text))
-
-
-# %% 04_jit.md § From a graph to a function (3)
-def load(graph: Graph) -> tuple[Any, list[Any]]:
-    """Compile a graph. Returns its code and the kernels that must stay alive."""
-    from tinymlir import native
-    text, work = lower(graph)
-    with library_lock:
-        kernels = {k.symbol: library_code(k) for k in work.kernels}
-    symbols = {name: code.address(name) for name, code in kernels.items()}
-    return native.Code(native.generate(text), symbols), list(kernels.values())
-
-
-# %% 04_jit.md § Memory (1)
 def prepare(array: Any, path: str) -> np.ndarray:
     """The array as plain memory. Raises DTypeError or UnsupportedError."""
     if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
@@ -102,7 +57,7 @@ class Compiled:
     result: Structure
 
     def __post_init__(self) -> None:
-        self.code, self.kernels = load(self.graph)
+        self.code, self.libraries = compiler.load(self.graph)
         self.captured = [node.attrs["value"] for node in self.graph.arrays]
         count = len(self.graph.arguments) + len(self.graph.returned)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)
@@ -133,7 +88,7 @@ class Compiled:
     @cached_property
     def stages(self) -> Mapping[str, str]:
         """The text of every stage, from `graph` to `asm`."""
-        return texts(self.graph)
+        return compiler.texts(self.graph)
 
 
 # %% 04_jit.md § A compiled function (2)
@@ -144,14 +99,6 @@ def check_rows(node: Expr, rows: np.ndarray) -> None:
         bad = rows[(rows < -n) | (rows >= n)][0]
         error = OutOfRangeError(f"index {bad} is out of bounds for axis 0 with size {n}")
         raise translated(error, node.source)
-
-
-def texts(graph: Graph) -> Mapping[str, str]:
-    """Stage name -> text, in order. Compiles once more, printing as it goes."""
-    from tinymlir import native
-    low, work = lower(graph, keep=True)
-    assembly = native.generate(low, native.ASSEMBLY).decode()
-    return {"graph": str(graph), **work.texts, "llvm": low, "asm": assembly}
 
 
 # %% 04_jit.md § Specialisation (1)
