@@ -299,3 +299,17 @@ def test_stages_and_explain():
     report = f.explain(X[:2])
     assert "x: f32[2,4] instead of f32[3,4]" in report and "specialisations: 2" in report
     assert "compiled already: yes" in f.explain(X)
+
+
+def test_float32_throughout():
+    def f(x, w):
+        y = np.sqrt(2 / np.pi) * (x @ w)
+        return y, np.mean(y, dtype=np.float64), y.astype(np.float64), np.arange(3.0) + y[:, :3]
+
+    w, quick = np.ones((4, 5), np.float32), jit(f, dtype="float32")
+    for ours, theirs in zip(quick(X, w), f(X, w)):
+        assert ours.dtype == np.float32
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert quick(X.astype(float), w)[0].dtype == np.float32
+    with pytest.raises(errors.ArgumentError, match="dtype 'float16'"):
+        jit(f, dtype="float16")

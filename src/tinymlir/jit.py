@@ -21,7 +21,7 @@ from tinymlir.errors import (
 from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType, supported
 from tinymlir.graph import Graph, parameter_names, trace
 from tinymlir.pytree import Structure, flatten, freeze
-from tinymlir.rewrites import improve
+from tinymlir.rewrites import improve, narrow
 
 
 def prepare(array: Any, path: str) -> np.ndarray:
@@ -103,17 +103,21 @@ def check_rows(node: Expr, rows: np.ndarray) -> None:
 
 # %% 04_jit.md § Specialisation (1)
 TARGETS = ("cpu",)
+DTYPES = {None: (improve,), "float32": (narrow, improve)}  # -> rewrites of the graph
 
 
 class Jitted:
     """A NumPy function that compiles itself for each new kind of arguments."""
 
-    def __init__(self, function: Callable, target: str, limit: int) -> None:
-        if target not in TARGETS:
-            raise ArgumentError(f"target {target!r} is not supported; expected one of "
-                                f"{', '.join(TARGETS)}")
+    def __init__(self, function: Callable, target: str, dtype: str | None,
+                 limit: int) -> None:
+        for name, value, known in (("target", target, TARGETS), ("dtype", dtype, DTYPES)):
+            if value not in known:
+                raise ArgumentError(f"{name} {value!r} is not supported; expected one "
+                                    f"of {', '.join(map(repr, known))}")
         functools.update_wrapper(self, function)
         self.function, self.limit = function, limit
+        self.passes = DTYPES[dtype]
         self.cache: OrderedDict[tuple, Compiled] = OrderedDict()
         self.gates: dict[tuple, threading.Lock] = {}
         self.lock = threading.RLock()
@@ -151,7 +155,9 @@ class Jitted:
         with gate:  # two threads with the same key compile once
             if key not in self.cache:
                 graph, result = trace(self.function, args, static)
-                self.store(key, Compiled(improve(graph), names, structures, result))
+                for step in self.passes:
+                    graph = step(graph)
+                self.store(key, Compiled(graph, names, structures, result))
             return self.cache[key]
 
     def store(self, key: tuple, compiled: Compiled) -> None:
@@ -173,20 +179,21 @@ class Jitted:
 
 # %% 04_jit.md § Specialisation (2)
 def jit(function: Callable | None = None, *, target: str = "cpu",
-        limit: int = 256) -> Any:
+        dtype: str | None = None, limit: int = 256) -> Any:
     """Compile a NumPy function: `f = jit(f)`, `@jit` or `@jit(target="cpu")`.
 
     f(*arrays, **static): positional arguments are arrays and pytrees of arrays, and
     are traced; keyword arguments are static. Results are fresh arrays, equal in value,
-    shape and dtype to what the function returns under NumPy. At most `limit`
+    shape and dtype to what the function returns under NumPy. With dtype="float32"
+    everything that would be float64 is computed in float32 instead. At most `limit`
     specialisations are kept, the least recently used are dropped.
 
     Raises a subclass of TinymlirError for what cannot be traced or compiled."""
     if function is None:
-        return functools.partial(jit, target=target, limit=limit)
+        return functools.partial(jit, target=target, dtype=dtype, limit=limit)
     if not callable(function):
         raise ArgumentError(f"jit takes a function, got {type(function).__name__}")
-    return Jitted(function, target, limit)
+    return Jitted(function, target, dtype, limit)
 
 
 # %% 04_jit.md § What did it do? (1)

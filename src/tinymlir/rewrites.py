@@ -4,10 +4,13 @@
 """Rewrites from graph to graph (chapter 3)."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from tinymlir.expr import NUMPY, Expr, Op, constant
+from tinymlir.expr import NUMPY, Expr, Op, constant, make
 from tinymlir.graph import Graph, rewrite, same
+from tinymlir.numpy_api import astype
 
 SMALL = 1024  # elements
 
@@ -22,6 +25,29 @@ def fold(graph: Graph) -> Graph:
             value = NUMPY[node.op](*(x.attrs["value"] for x in operands), **node.attrs)
         return constant(value, node.dtype)
     return rewrite(graph, visit)
+
+
+# %% 03_passes.md § Passes on graphs (2)
+WIDE, NARROW = np.dtype(np.float64), np.dtype(np.float32)
+
+
+def narrow(graph: Graph) -> Graph:
+    """The graph computed in float32 throughout, whatever NumPy would promote to."""
+    new = {id(x): astype(x, NARROW) if x.dtype == WIDE else x for x in graph.inputs}
+    for node in graph.nodes:
+        if node.op is Op.INPUT:
+            continue
+        attrs = {k: NARROW if k == "dtype" and v == WIDE else v
+                 for k, v in node.attrs.items()}
+        operands = [new[id(x)] for x in node.operands]
+        if node.op is Op.CONSTANT:
+            value = attrs["value"]
+            made = constant(value, NARROW) if node.dtype == WIDE else node
+        else:
+            made = replace(make(node.op, *operands, **attrs), source=node.source)
+        new[id(node)] = made
+    outputs = tuple(new[id(x)] for x in graph.outputs)
+    return Graph(graph.name, graph.inputs, outputs, graph.names)
 
 
 REWRITES = [fold]  # chapter 6 adds to these

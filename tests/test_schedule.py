@@ -1,0 +1,89 @@
+"""The matrix products themselves: every kind, type, vector width and edge."""
+import ctypes
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from tinymlir import compiler, native
+from tinymlir.schedule import Kernel
+
+DTYPE = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+TYPES = [("f32", "f32", "f32"), ("f64", "f32", "f64"), ("f32", "f64", "f64"),
+         ("f64", "f64", "f64"), ("i64", "i64", "i64"), ("i32", "i32", "i32"),
+         ("i32", "i64", "i64")]
+rng = np.random.default_rng(3)
+
+
+@lru_cache(maxsize=None)
+def product(kernel):
+    """kernel -> function(a, b as stored, c, fresh)."""
+    code = native.Code(compiler.compiled_library(tuple(vars(kernel).values())))
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    call = ctypes.CFUNCTYPE(None, *[address, address, *[number] * 5] * 3, ctypes.c_bool)(
+        code.address(kernel.symbol))
+
+    def run(a, b, c, fresh):
+        parts = []
+        for x in (a, b, c):
+            parts += [x.ctypes.data, x.ctypes.data, 0, *x.shape,
+                      *(s // x.itemsize for s in x.strides)]
+        call(*parts, fresh)
+
+    run.code = code
+    return run
+
+
+def numbers(shape, name):
+    return (rng.standard_normal(shape) * 5).astype(DTYPE[name])
+
+
+def check(kernel, m, k, n):
+    """Fresh and accumulated, against NumPy in double precision."""
+    a, b = numbers((m, k), kernel.types[0]), numbers((k, n), kernel.types[1])
+    exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    stored = np.ascontiguousarray(b.T) if kernel.columns else b
+    for fresh in (True, False):
+        frame = np.full((m, n + 8), 7, DTYPE[kernel.types[2]])  # a view with neighbours
+        c = frame[:, 4:4 + n]
+        product(kernel)(a, stored, c, fresh)
+        want = exact if fresh else exact + 7
+        if kernel.types[2][0] == "i":
+            np.testing.assert_array_equal(c, want.astype(c.dtype))
+        else:
+            room = (k + 2) * np.finfo(c.dtype).eps * (np.abs(a) @ np.abs(b) + 7)
+            assert (np.abs(c - want) <= room).all()
+        assert (frame[:, :4] == 7).all() and (frame[:, 4 + n:] == 7).all()
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+@pytest.mark.parametrize("types", TYPES, ids="-".join)
+@pytest.mark.parametrize("columns", [False, True])
+def test_products_of_all_shapes(bits, types, columns):
+    if bits > native.host().vector_bits:
+        pytest.skip("this processor has no such vectors")
+    kernel = Kernel("matmul", types, columns, bits)
+    for m, k, n in [(1, 1, 1), (2, 3, 5), (7, 9, 31), (8, 16, 16), (13, 300, 33),
+                    (15, 257, 40), (16, 512, 17), (31, 5, 64)]:
+        check(kernel, m, k, n)
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+@pytest.mark.parametrize("types", TYPES, ids="-".join)
+@pytest.mark.parametrize("columns", [False, True])
+def test_products_of_one_row(bits, types, columns):
+    if bits > native.host().vector_bits:
+        pytest.skip("this processor has no such vectors")
+    kernel = Kernel("matvec", types, columns, bits)
+    for k, n in [(1, 1), (3, 5), (8, 16), (9, 31), (63, 33), (257, 40), (768, 17)]:
+        check(kernel, 1, k, n)
+
+
+def test_factors_with_strides():
+    kernel = Kernel("matmul", ("f64", "f64", "f64"), False, native.host().vector_bits)
+    a, b = numbers((40, 30), "f64"), numbers((30, 50), "f64")
+    for x, y in ((a.T[:, ::2][:, :20], b[:20]), (a[::3, 10:], b[10:, 3:40]),
+                 (a[::-1], b[:, 8:])):
+        c = np.empty((x.shape[0], y.shape[1]))
+        product(kernel)(x, y, c, True)
+        np.testing.assert_allclose(c, x @ y, rtol=1e-12, atol=1e-12)
