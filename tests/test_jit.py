@@ -313,3 +313,22 @@ def test_float32_throughout():
     assert quick(X.astype(float), w)[0].dtype == np.float32
     with pytest.raises(errors.ArgumentError, match="dtype 'float16'"):
         jit(f, dtype="float16")
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
+def test_a_forked_process_can_compile():
+    import multiprocessing
+
+    jit(lambda x: x @ x.T)(X)  # threads exist by now
+    queue = (context := multiprocessing.get_context("fork")).Queue()
+
+    def child():
+        x = np.arange(6).reshape(2, 3)  # int64: a product that was not needed before
+        queue.put((jit(lambda x: x @ x.T)(x) == x @ x.T).all())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        process = context.Process(target=child)
+        process.start()
+    assert queue.get(timeout=60)
+    process.join()

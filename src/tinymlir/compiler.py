@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tinymlir import native, store
 from tinymlir.graph import Graph
 
-mlir_lock, library_lock = threading.RLock(), threading.RLock()
+mlir_lock = threading.RLock()
 
 
 @functools.lru_cache(maxsize=None)
@@ -46,9 +48,8 @@ def compiled_library(fields: tuple) -> bytes:
     return native.generate(text)
 
 
-@functools.lru_cache(maxsize=None)
-def library_code(symbol: str, fields: tuple) -> native.Code:
-    """A matrix product, from disk or compiled the first time it is needed."""
+def library_code(fields: tuple) -> native.Code:
+    """A matrix product, from disk or compiled now."""
     key = store.key_of(repr(fields))
     kept = store.read(key)
     if kept is None:
@@ -57,14 +58,37 @@ def library_code(symbol: str, fields: tuple) -> native.Code:
     return native.Code(kept[1])
 
 
+# %% 04_jit.md § From a graph to a function (3)
+products: dict[str, Future] = {}
+products_lock = threading.Lock()
+
+
+@functools.lru_cache(maxsize=None)
+def workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="tinymlir")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has no such threads
+    os.register_at_fork(after_in_child=workers.cache_clear)
+
+
+def product(symbol: str, fields: tuple) -> Future:
+    """A product that is being made, or has been; the first who asks starts it."""
+    with products_lock:
+        if symbol not in products:
+            products[symbol] = workers().submit(library_code, fields)
+        return products[symbol]
+
+
 def compiled_graph(graph: Graph) -> tuple[list[Any], bytes]:
     """The kernels that a graph calls, and its object file."""
     text, work = lower(graph)
     kernels = sorted((k.symbol, tuple(vars(k).values())) for k in work.kernels)
+    for symbol, fields in kernels:
+        product(symbol, fields)  # under way while this thread goes on
     return kernels, native.generate(text)
 
 
-# %% 04_jit.md § From a graph to a function (3)
 def load(graph: Graph) -> tuple[native.Code, list[native.Code]]:
     """The code of a graph, and the products that must stay alive with it."""
     key = store.key_of(store.fingerprint(graph))
@@ -73,9 +97,8 @@ def load(graph: Graph) -> tuple[native.Code, list[native.Code]]:
         kept = compiled_graph(graph)
         store.write(key, *kept)
     kernels, code = kept
-    with library_lock:
-        loaded = {symbol: library_code(symbol, tuple_of(fields))
-                  for symbol, fields in kernels}
+    loaded = {symbol: product(symbol, tuple_of(fields)).result()
+              for symbol, fields in kernels}
     symbols = {symbol: library.address(symbol) for symbol, library in loaded.items()}
     return native.Code(code, symbols), list(loaded.values())
 
