@@ -1,4 +1,4 @@
-"""Complete a prompt: python example.py PROMPT --tokens N [--model DIR]."""
+"""Complete a prompt: python example.py PROMPT --tokens N [--model DIR] [--fused]."""
 import sys
 
 from tinymlir.cli import main

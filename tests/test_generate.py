@@ -321,7 +321,7 @@ def test_streaming_does_not_wait(tokenizer):
 
 # ---------------------------------------------------------------- options
 
-@pytest.mark.parametrize("option", [{"target": "gpu"}, {"fused": True}, {"cache": True},
+@pytest.mark.parametrize("option", [{"target": "gpu"}, {"fused": 2}, {"cache": True},
                                     {"dtype": "float32"}, {"target": "tpu"}])
 def test_options_of_later_chapters(tmp_path, option):
     (name, value), = option.items()

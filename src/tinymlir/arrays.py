@@ -196,18 +196,29 @@ def reduction(b: Builder, node: Expr) -> View:
     n, wide = len(x.shape), accumulator(node.op, node.dtype)
     kept = [i for i in range(n) if i not in axes]
     shape = [x.shape[i] for i in kept]
-    init = filled(neutral(node.op, wide), shape, wide)
+    start = neutral(node.op, wide)
+    init = filled(start, shape, wide)
     combine = combiner(node.op, wide)
-    view, d = b.view(x), dims(n)
+    view, d = view_of_all(b, x, axes), dims(n)
+
+    def body(v: ir.Value, old: ir.Value) -> ir.Value:
+        return combine(old if axes else number(start, wide), convert(v, x.dtype, wide))
+
     total = generic(
         [(view.tensor, view.map)], init, affine_map(n, [d[i] for i in kept]),
-        ["reduction" if i in axes else "parallel" for i in range(n)],
-        lambda v, old: combine(old, convert(v, x.dtype, wide)))
+        ["reduction" if i in axes else "parallel" for i in range(n)], body)
     if wide != node.dtype:
         total = cast(total, shape, wide, node.dtype)
     exprs = [e for i, e in enumerate(dims(len(node.shape))) if i not in axes]
     exprs = exprs if node.attrs["keepdims"] else dims(len(shape))
     return View(total, affine_map(len(node.shape), exprs))
+
+
+def view_of_all(b: Builder, x: Expr, axes: Sequence[int]) -> View:
+    """A view whose map names the axes; x is copied if it is broadcast along one."""
+    if any(d not in b.view(x).map.results for i, d in enumerate(dims(x.ndim)) if i in axes):
+        b.dense(x)
+    return b.view(x)
 
 
 def cast(value: ir.Value, shape: Sequence[int], old: np.dtype, new: np.dtype) -> ir.Value:

@@ -13,17 +13,18 @@ import numpy as np
 from tinymlir.expr import NUMPY, Expr, Op
 from tinymlir.fused import FusedModel, last_logits, padded, residual_names
 from tinymlir.graph import Graph, reachable
-from tinymlir.jit import Compiled, Jitted
+from tinymlir.jit import Compiled, Jitted, prepare
 from tinymlir.model import Model, Sublayers, residuals
 from tinymlir.pytree import LEAF, flatten
-from tinymlir.verify import Place, Report
+from tinymlir.verify import Place, Report, compare
 
 LEAVES = (Op.INPUT, Op.CONSTANT)
 
 
+# %% 07_parity.md § Who did it? (2)
 @dataclass(frozen=True)
 class Case:
-    """A compiled graph, the arrays it was given, and the value that came out wrong."""
+    """A compiled graph, the arrays it was given, and a value that is wrong."""
 
     graph: Graph
     arrays: Sequence[np.ndarray]
@@ -38,7 +39,7 @@ class Case:
                 if node.op not in LEAVES and id(node) not in cleared]
 
 
-# %% 07_parity.md § Who did it? (2)
+# %% 07_parity.md § Who did it? (3)
 def value(case: Case, node: Expr) -> Any:
     """What the compiled code makes of a node. Compiles the graph up to it."""
     if not case.known:
@@ -58,13 +59,13 @@ def compute(case: Case, node: Expr) -> Any:
 
 
 def by_numpy(case: Case, node: Expr) -> Any:
-    """What NumPy makes of a node, on operands that the compiled code has computed."""
+    """What NumPy makes of a node, given the operands of the compiled code."""
     with np.errstate(all="ignore"):
         operands = (value(case, x) for x in node.operands)
         return NUMPY[node.op](*operands, **node.attrs)
 
 
-# %% 07_parity.md § Who did it? (3)
+# %% 07_parity.md § Who did it? (4)
 def agree(ours: np.ndarray, want: np.ndarray) -> bool:
     """Equal, up to what one operation may lose."""
     if (ours.dtype, ours.shape) != (want.dtype, want.shape):
@@ -75,23 +76,28 @@ def agree(ours: np.ndarray, want: np.ndarray) -> bool:
     return np.allclose(ours, want, rtol=room, atol=room, equal_nan=True)
 
 
+# %% 07_parity.md § Who did it? (5)
 def first_wrong(case: Case) -> Expr | None:
     """The first operation whose compiled value is not what NumPy makes of it."""
     for node in case.suspects():
         if node.op is Op.CALL or agree(value(case, node), by_numpy(case, node)):
             continue
-        return inside(case, node) if node.op is Op.RESULT else node
+        found = inside(case, node) if node.op is Op.RESULT else node
+        if found is not None:
+            return found
     return None
 
 
-def inside(case: Case, result: Expr) -> Expr:
+def inside(case: Case, result: Expr) -> Expr | None:
     """The operation of a body that makes the result of a call wrong."""
     body, index = result.attrs["body"], result.attrs["index"]
     arrays = [value(case, x) for x in result.operands[0].operands]
-    return first_wrong(Case(body, arrays, body.outputs[index])) or result
+    node = first_wrong(Case(body, arrays, body.outputs[index]))
+    row = compare("", 0, value(case, result), by_numpy(case, result))
+    return result if node is None and not row.ok else node
 
 
-# %% 07_parity.md § Who did it? (4)
+# %% 07_parity.md § Who did it? (6)
 def in_sublayer(model: Model, place: Place) -> Case | None:
     """The case of a model with a function for each sublayer."""
     calls = []
@@ -108,23 +114,29 @@ def in_sublayer(model: Model, place: Place) -> Case | None:
     if not isinstance(function, Jitted):
         return None
     graph = function.compile(*args, **static).graph
-    return Case(graph, [leaf for _, leaf in flatten(args, "args")[0]], graph.outputs[0])
+    return Case(graph, arrays_of(args), graph.outputs[0])
 
 
+def arrays_of(args: tuple) -> list[np.ndarray]:
+    return [prepare(leaf, path) for path, leaf in flatten(args, "args")[0]]
+
+
+# %% 07_parity.md § Who did it? (7)
 def in_module(model: FusedModel, place: Place) -> Case:
     """The case of a model that is one function."""
-    ids, last = padded(np.array(place.ids), model.config.context), len(place.ids) - 1
-    args, heads = (ids, np.array(last), model.params), model.config.heads
-    graph = last_logits.compile(*args, heads=heads, residuals=True).graph
-    arrays = [leaf for _, leaf in flatten(args, "args")[0]]
+    config, last = model.config, np.array(len(place.ids) - 1)
+    args = (padded(np.array(place.ids), config.context), last, model.params)
+    graph = last_logits.compile(*args, heads=config.heads, residuals=True).graph
     logits, *kept = graph.outputs
-    row = [*residual_names(model.config.blocks), "logits"].index(place.name)
-    return Case(graph, arrays, [*kept, logits][row], tuple(kept[:row]))
+    row = [*residual_names(config.blocks), "logits"].index(place.name)
+    return Case(graph, arrays_of(args), [*kept, logits][row], tuple(kept[:row]))
 
 
-# %% 07_parity.md § Who did it? (5)
+# %% 07_parity.md § Who did it? (8)
 CASES: dict[type, Callable[[Any, Place], Case | None]] = {
     Model: in_sublayer, FusedModel: in_module}
+NOBODY = ("none; each one does what NumPy does, so the two sides differ in their "
+          "formula or in their weights")
 
 
 def blame(model: Any, report: Report) -> str:
@@ -138,6 +150,5 @@ def blame(model: Any, report: Report) -> str:
     case = CASES[type(model)](model, place)
     node = first_wrong(case) if case else None
     if node is None:
-        return head + "none; each one does what NumPy does, so the two sides differ in " \
-            "their formula or in their weights"
+        return head + NOBODY
     return head + f"{node.op}: {node.type}, {node.source}"

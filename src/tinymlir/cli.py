@@ -29,19 +29,24 @@ def at_least(kind: type, low: float, strict: bool = False) -> Callable[[str], An
 
 
 # %% 05_gpt2.md § The command (2)
-def run_generate(args: argparse.Namespace) -> None:
-    """Write the text that follows a prompt, piece by piece."""
+def chosen_model(args: argparse.Namespace) -> Path:
+    """The checkpoint that was named, or the default one; says which."""
     from tinymlir.checkpoint import BUNDLED, default_directory
-    from tinymlir.model import encode, iterate_ids, load_model, stream
-    pick = choice(args)
     directory = args.model or default_directory()
     known = {BUNDLED: "the bundled one (tales)", Path("model"): "./model"}
     print(f"model: {known.get(directory, directory)}", file=sys.stderr, flush=True)
-    model, tokenizer = load_model(directory)
-    new = iterate_ids(
-        model, encode(tokenizer, args.prompt), args.tokens, args.stop, pick)
     with suppress(AttributeError):  # a terminal that lacks a letter shows "?"
         sys.stdout.reconfigure(errors="replace")
+    return directory
+
+
+def run_generate(args: argparse.Namespace) -> None:
+    """Write the text that follows a prompt, piece by piece."""
+    from tinymlir.model import encode, iterate_ids, load_model, stream
+    pick = choice(args)
+    model, tokenizer = load_model(chosen_model(args), fused=args.fused)
+    new = iterate_ids(
+        model, encode(tokenizer, args.prompt), args.tokens, args.stop, pick)
     for piece in stream(tokenizer, new):
         print(piece, end="", flush=True)
     print(flush=True)
@@ -98,7 +103,28 @@ def run_fetch(args: argparse.Namespace) -> None:
 
 
 # %% 05_gpt2.md § The command (7)
-def command(sub: Any, name: str, function: Callable[..., None]) -> Callable:
+def run_verify(args: argparse.Namespace) -> int:
+    """Compare every residual with a reference's; status 1 if one differs."""
+    from tinymlir.blame import blame
+    from tinymlir.model import load_model
+    from tinymlir.upstream import Upstream, fetch_checkout
+    from tinymlir.verify import choose_prompt, summary, table, verify
+    directory = chosen_model(args)
+    model, tokenizer = load_model(directory, fused=args.fused)
+    prompt, known = choose_prompt(directory, args.prompt, args.tokens)
+    checkout = fetch_checkout() if args.fetch_reference else args.reference
+    reference = checkout and Upstream(
+        checkout, directory, model.config, model.params)
+    report = verify(model, tokenizer, prompt, args.tokens, reference, known)
+    print(table(report), summary(report), sep="\n\n", flush=True)
+    if not report.ok:
+        print(blame(model, report))
+    print("OK" if report.ok else "NOT OK")
+    return int(not report.ok)
+
+
+# %% 05_gpt2.md § The command (8)
+def command(sub: Any, name: str, function: Callable[..., int | None]) -> Callable:
     """A new subcommand; returns what adds arguments to it."""
     text = function.__doc__
     parser = sub.add_parser(name, help=text, description=text)
@@ -106,13 +132,18 @@ def command(sub: Any, name: str, function: Callable[..., None]) -> Callable:
     return parser.add_argument
 
 
+def add_model(add: Callable) -> None:
+    add("--model", type=Path, metavar="DIR",
+        help="a checkpoint (./model if there is one, else the bundled one)")
+    add("--fused", action="store_true", help="run it as one function")
+
+
 def add_generate(sub: Any) -> None:
     add = command(sub, "generate", run_generate)
     add("prompt", help="the text to go on from")
     add("--tokens", type=at_least(int, 0), default=10, metavar="N",
         help="how many tokens to add (10)")
-    add("--model", type=Path, metavar="DIR",
-        help="a checkpoint (./model if there is one, else the bundled one)")
+    add_model(add)
     add("--stop", action="store_true", help="end where the model ends the text")
     add("--temperature", type=at_least(float, 0, strict=True), metavar="T",
         help="throw dice instead of taking the best token; below 1 is tamer")
@@ -120,13 +151,25 @@ def add_generate(sub: Any) -> None:
     add("--seed", type=at_least(int, 0), metavar="S", help="of the dice (0)")
 
 
-# %% 05_gpt2.md § The command (8)
+# %% 05_gpt2.md § The command (9)
 def add_emit(sub: Any) -> None:
     add = command(sub, "emit", run_emit)
     add("name", nargs="?", help="an example; --list names them")
     add("--stage", default="graph", help="a stage of the compiler, or all (graph)")
     add("--diff", nargs=2, metavar="STAGE", help="what changed between two stages")
     add("--list", action="store_true", help="the examples")
+
+
+def add_verify(sub: Any) -> None:
+    add = command(sub, "verify", run_verify)
+    add_model(add)
+    add("--prompt", metavar="TEXT", help="the text to go on from")
+    add("--tokens", type=at_least(int, 1), default=10, metavar="N",
+        help="how many steps to compare (10)")
+    add("--reference", type=Path, metavar="DIR",
+        help="a checkout of sdiehl/tiny-gpt2 to compare with, not our own NumPy")
+    add("--fetch-reference", action="store_true",
+        help="get that checkout first, unless it is there (git, network)")
 
 
 def add_fetch(sub: Any) -> None:
@@ -142,18 +185,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"tinymlir {__version__}")
     sub = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (add_generate, add_emit, add_fetch):
+    for add in (add_generate, add_verify, add_emit, add_fetch):
         add(sub)
     return parser
 
 
-# %% 05_gpt2.md § The command (9)
+# %% 05_gpt2.md § The command (10)
 def main(argv: list[str] | None = None) -> int:
     """Obey a command line; the exit status is 0, 1 for refused or 2 for usage."""
     args = make_parser().parse_args(argv)
     try:
-        args.function(args)
-        return 0
+        return args.function(args) or 0
     except BrokenPipeError:  # nobody reads on; what is in the buffer goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

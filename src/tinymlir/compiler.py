@@ -17,7 +17,7 @@ from tinymlir.graph import Graph
 mlir_lock = threading.RLock()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def context() -> Any:
     """The MLIR context of this process. Importing MLIR waits until here."""
     from mlir import ir
@@ -63,7 +63,7 @@ products: dict[str, Future] = {}
 products_lock = threading.Lock()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="tinymlir")
 
@@ -99,13 +99,14 @@ def load(graph: Graph) -> tuple[native.Code, list[native.Code]]:
     kernels, code = kept
     loaded = {symbol: product(symbol, tuple_of(fields)).result()
               for symbol, fields in kernels}
-    symbols = {symbol: library.address(symbol) for symbol, library in loaded.items()}
+    symbols = {symbol: lib.address(symbol) for symbol, lib in loaded.items()}
     return native.Code(code, symbols), list(loaded.values())
 
 
 def tuple_of(value: Any) -> Any:
     """Lists as tuples, all the way down: JSON has no tuples."""
-    return tuple(map(tuple_of, value)) if isinstance(value, (list, tuple)) else value
+    many = isinstance(value, (list, tuple))
+    return tuple(map(tuple_of, value)) if many else value
 
 
 def texts(graph: Graph) -> Mapping[str, str]:

@@ -4,7 +4,6 @@
 """The expression graph: types, nodes and NumPy's protocols (chapter 1)."""
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import sys
@@ -18,8 +17,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tinymlir.errors import (
-    DTypeError, MissingAttributeError, ShapeError, TinymlirError,
-    TracedValueError, UnsupportedError, translated)
+    DTypeError, MissingAttributeError, TracedValueError, UnsupportedError, translated)
 
 DTYPES = {np.dtype(long): short for long, short in (
     ("float32", "f32"), ("float64", "f64"), ("int32", "i32"),
@@ -102,6 +100,7 @@ UFUNC = {
 }
 OP_OF = {ufunc: op for op, ufunc in UFUNC.items()}
 ELEMENTWISE = frozenset(UFUNC) | {Op.WHERE, Op.CAST}
+COMPARISONS = frozenset({Op.LT, Op.LE, Op.GT, Op.GE, Op.EQ, Op.NE})
 REDUCTIONS = frozenset({Op.SUM, Op.MAX, Op.MIN})
 VIEWS = frozenset({Op.RESHAPE, Op.TRANSPOSE, Op.BROADCAST, Op.SLICE})
 NUMPY.update(UFUNC)
@@ -123,8 +122,8 @@ def _(*types: TensorType, op: Op) -> TensorType:
 
 
 # %% 01_expr.md § The line that wrote it (1)
-OURS = tuple(f"tinymlir.{name}" for name in (
-    "expr", "numpy_api", "indexing", "graph", "pytree", "jit", "passes")) + ("numpy",)
+OURS = ("numpy.", *(f"tinymlir.{name}." for name in (
+    "expr", "protocols", "numpy_api", "indexing", "graph", "pytree", "jit", "passes")))
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class Source:
 def user_line() -> Source:
     """The nearest line on the stack that is not ours and not NumPy's."""
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
+    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(OURS):
         frame = frame.f_back
     return Source(frame.f_code.co_filename, frame.f_lineno)
 
@@ -158,7 +157,8 @@ INSTEAD = {
     "__bool__": "use np.where(condition, a, b) in place of an if",
     "__setitem__": "build a new array with np.where or np.concatenate",
     "__contains__": "compare with == and reduce with np.max",
-    "__array__": "use the NumPy functions that chapter 1 lists",
+    "__array__": "use np.stack to make one array of several, and only the functions "
+                 "that chapter 1 lists",
 }
 KEYWORD = "pass the number as a keyword argument: keywords are static"
 
@@ -206,10 +206,10 @@ class Expr(NDArrayOperatorsMixin):
         return f"<{self.op}: {self.type}>"
 
     def __array_ufunc__(self, ufunc, method, *inputs, **keywords):
-        return apply_ufunc(ufunc, method, inputs, keywords)
+        return METHODS["__array_ufunc__"](ufunc, method, inputs, keywords)
 
     def __array_function__(self, function, types, args, keywords):
-        return apply_function(function, args, keywords)
+        return METHODS["__array_function__"](function, args, keywords)
 
     def __getattr__(self, name):
         return bound_method(self, name)
@@ -223,8 +223,33 @@ class Expr(NDArrayOperatorsMixin):
     def __iter__(self):
         return (self[i] for i in range(len(self)))
 
+    def __copy__(self, memo=None):  # nobody can change it, so a copy is itself
+        return self
+
+    __deepcopy__ = __copy__
+
 
 # %% 01_expr.md § A node (3)
+def located(function: Callable, *args: Any, **keywords: Any) -> Any:
+    """Call the function; its errors begin with the user's line."""
+    try:
+        return function(*args, **keywords)
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        raise translated(error, user_line()) from None
+
+
+def bound_method(x: Expr, name: str) -> Callable:
+    """`x.sum` and other methods of arrays, from the table METHODS."""
+    if name in METHODS:
+        return partial(located, METHODS[name], x)
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise MissingAttributeError(
+        f"{user_line()}: traced arrays have no attribute `{name}`; they have "
+        f"shape, dtype, ndim, size, T, {', '.join(k for k in METHODS if k[0] != '_')}")
+
+
+# %% 01_expr.md § A node (4)
 def make(op: Op, *operands: Expr, **attrs: Any) -> Expr:
     """A new node, with the type that the table of types gives it."""
     extra = {"op": op} if op in UFUNC else {}
@@ -249,161 +274,10 @@ def variable(shape: Iterable[int], dtype: Any) -> Expr:
     return Expr(Op.INPUT, (), TensorType(tuple(shape), supported(dtype)))
 
 
-# %% 01_expr.md § Operators (1)
-ARRAYS = (Expr, np.ndarray, np.generic, bool, int, float, complex, list, tuple, range)
-
-
-def located(function: Callable, *args: Any, **keywords: Any) -> Any:
-    """Call the function; its errors begin with the user's line."""
-    try:
-        return function(*args, **keywords)
-    except (TypeError, ValueError, IndexError, OverflowError) as error:
-        raise translated(error, user_line()) from None
-
-
-def apply_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) -> Any:
-    """NEP 13: what `x + y` and `np.add(x, y)` do when one of them is traced."""
-    if not all(isinstance(x, ARRAYS) for x in inputs):
-        return NotImplemented
-    return located(traced_ufunc, ufunc, method, inputs, keywords)
-
-
-def traced_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) -> Expr:
-    """The node of a ufunc call; UnsupportedError for what would be ignored."""
-    name = f"np.{ufunc.__name__}"
-    if method != "__call__":
-        raise UnsupportedError(f"{name}.{method} cannot be traced")
-    if "out" in keywords:
-        raise UnsupportedError(
-            f"traced arrays cannot be written to: `out=` of {name} and operators "
-            f"such as += are not supported; write x = x + y")
-    if keywords:
-        raise UnsupportedError(f"keyword `{min(keywords)}` of {name} is not supported")
-    if ufunc in COMPOSED:
-        return composed(ufunc, *inputs)
-    if ufunc not in OP_OF:
-        raise UnsupportedError(f"{name} cannot be traced")
-    return elementwise(OP_OF[ufunc], *inputs)
-
-
-# %% 01_expr.md § Operators (2)
-def elementwise(op: Op, *inputs: Any) -> Expr:
-    """One elementwise node; numbers become constants of the dtype they take."""
-    inputs = tuple(x if is_weak(x) else as_expr(x) for x in inputs)
-    takes = loop(op, *(type(x) if is_weak(x) else x.dtype for x in inputs))
-    operands = [constant(x, d) if is_weak(x) else x for x, d in zip(inputs, takes)]
-    if op is Op.POW:
-        check_integer_power(*operands)
-    return make(op, *operands)
-
-
-def is_weak(x: Any) -> bool:
-    """NEP 50: Python's int and float, but not bool and not np.float64."""
-    return type(x) in (int, float)
-
-
 def as_expr(x: Any) -> Expr:
     """Any operand as a node; arrays and lists become constants."""
     if isinstance(x, Expr):
         return x
     if isinstance(x, (list, tuple)) and any(isinstance(i, Expr) for i in x):
-        return METHODS["stack"](x)
+        return METHODS["__stack__"](x)
     return constant(x)
-
-
-# %% 01_expr.md § Operators (3)
-def check_integer_power(base: Expr, exponent: Expr) -> None:
-    """Integer powers need a constant exponent that is not negative."""
-    if base.dtype.kind == "b":
-        raise DTypeError("powers of bool arrays are int8 in NumPy, which is not "
-                         "supported; convert the base with astype(int)")
-    if loop(Op.POW, base.dtype, exponent.dtype)[-1].kind == "f":
-        return
-    if exponent.op is not Op.CONSTANT or exponent.size != 1:
-        raise UnsupportedError(
-            "integer ** array is not supported; convert the base with "
-            "astype(float), or use one constant exponent")
-    if exponent.attrs["value"].item() < 0:
-        raise ShapeError("Integers to negative integer powers are not allowed.")
-
-
-# %% 01_expr.md § Operators (4)
-COMPOSED: dict[np.ufunc, Callable] = {
-    np.square: lambda x: elementwise(Op.MUL, x, x),
-    np.reciprocal: lambda x: elementwise(Op.DIV, 1, x),
-    np.positive: lambda x: x,
-    np.logical_and: lambda x, y: elementwise(Op.AND, truth(x), truth(y)),
-    np.logical_or: lambda x, y: elementwise(Op.OR, truth(x), truth(y)),
-    np.logical_not: lambda x: elementwise(Op.EQ, x, 0),
-    np.isnan: lambda x: elementwise(Op.NE, x, x),
-    np.matmul: lambda x, y: METHODS["__matmul__"](x, y),
-}
-
-
-def truth(x: Any) -> Expr:
-    return elementwise(Op.NE, x, 0)
-
-
-def composed(ufunc: np.ufunc, *inputs: Any) -> Expr:
-    """A ufunc made of others, with the dtype that NumPy gives it."""
-    dtypes = [type(x) if is_weak(x) else as_expr(x).dtype for x in inputs]
-    dtype = supported(ufunc.resolve_dtypes((*dtypes, None))[-1])
-    result = COMPOSED[ufunc](*inputs)
-    if result.dtype != dtype:
-        raise UnsupportedError(f"np.{ufunc.__name__} is not supported for these dtypes")
-    return result
-
-
-# %% 01_expr.md § Functions (1)
-FUNCTIONS: dict[Callable, Callable] = {}
-
-
-def implements(*functions: Callable) -> Callable:
-    """Decorator: this is what these NumPy functions do to traced arrays."""
-    def register(ours: Callable) -> Callable:
-        FUNCTIONS.update(dict.fromkeys(functions, ours))
-        return ours
-    return register
-
-
-@lru_cache(maxsize=None)
-def parameters(function: Callable) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(function).parameters)
-
-
-def is_default(parameter: inspect.Parameter, value: Any) -> bool:
-    if isinstance(value, (Expr, np.ndarray)):
-        return False
-    return value is parameter.default or (
-        type(value) is type(parameter.default) and value == parameter.default)
-
-
-# %% 01_expr.md § Functions (2)
-def apply_function(function: Callable, args: tuple, keywords: dict) -> Any:
-    """NEP 18: what `np.sum(x, axis=-1)` does when x is traced."""
-    return located(traced_function, function, args, keywords)
-
-
-def traced_function(function: Callable, args: tuple, keywords: dict) -> Any:
-    """The nodes of a function call; UnsupportedError for what would be ignored."""
-    name = f"np.{function.__name__}"
-    if function not in FUNCTIONS:
-        raise UnsupportedError(f"{name} cannot be traced")
-    theirs, ours = parameters(function), FUNCTIONS[function]
-    bound = inspect.signature(function).bind(*args, **keywords).arguments
-    given = {k: v for k, v in bound.items() if not is_default(theirs[k], v)}
-    for key in given:
-        if key not in parameters(ours):
-            raise UnsupportedError(f"argument `{key}` of {name} is not supported")
-    return ours(**given)
-
-
-def bound_method(x: Expr, name: str) -> Callable:
-    """`x.sum` and other methods of arrays, from the table METHODS."""
-    if name in METHODS:
-        return partial(located, METHODS[name], x)
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise MissingAttributeError(
-        f"{user_line()}: traced arrays have no attribute `{name}`; they have "
-        f"shape, dtype, ndim, size, T, {', '.join(k for k in METHODS if k[0] != '_')}")

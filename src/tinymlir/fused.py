@@ -42,7 +42,8 @@ class FusedModel:
     def __call__(self, ids: Any, trace: dict[str, Any] | None = None) -> np.ndarray:
         """Token ids (N,) -> logits (1, V); `trace` receives every residual by name.
 
-        Raises GenerationError, DTypeError or OutOfRangeError for ids that are none."""
+        Raises GenerationError, DTypeError or OutOfRangeError for ids that are
+        none."""
         ids = check_ids(ids, self.config.vocabulary)
         check_length(len(ids), 0, self.config.context)
         logits, kept = last_logits(

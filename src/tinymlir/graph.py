@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import tinymlir.indexing  # noqa: F401  fills the tables of functions
-from tinymlir.errors import ArgumentError, TracedValueError
-from tinymlir.expr import DTYPES, NUMPY, Expr, Op, as_expr, supported, variable
+from tinymlir.errors import ArgumentError, TinymlirError, TracedValueError
+from tinymlir.expr import DTYPES, NUMPY, Expr, Op, as_expr, variable
 from tinymlir.pytree import Structure, flatten
 
 
@@ -91,15 +91,23 @@ def trace(function: Callable, args: tuple, static: dict[str, Any]
         found, structure = flatten(arg, name)
         pairs += found
         structures.append(structure)
-    inputs = [variable(np.shape(leaf), supported(leaf.dtype)) for _, leaf in pairs]
+    inputs = [named(path, variable, leaf.shape, leaf.dtype) for path, leaf in pairs]
     leaves = iter(inputs)
     result = function(*(s.fill(leaves) for s in structures), **static)
     found, structure = flatten(result, "result")
-    outputs = tuple(as_expr(leaf) for _, leaf in found)
-    graph = Graph(getattr(function, "__name__", "function"), tuple(inputs), outputs,
-                  tuple(path for path, _ in pairs))
+    outputs = tuple(named(path, as_expr, leaf) for path, leaf in found)
+    name = getattr(function, "__name__", type(function).__name__)
+    graph = Graph(name, tuple(inputs), outputs, tuple(path for path, _ in pairs))
     refuse_strangers(graph)
     return graph, structure
+
+
+def named(path: str, function: Callable, *args: Any) -> Any:
+    """Call the function; its errors begin with the path."""
+    try:
+        return function(*args)
+    except TinymlirError as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 # %% 01_expr.md § Tracing (4)
@@ -218,8 +226,8 @@ def svg(graph: Graph) -> str:
         for a, b in (corner[id(o)] for o in node.operands if id(o) in corner):
             lines.append(f'<line x1="{a + WIDE // 2}" y1="{b + HIGH}" '
                          f'x2="{x + WIDE // 2}" y2="{y}" stroke="#888"/>')
-    width = max(x for x, _ in corner.values()) + WIDE + 4
-    height = max(y for _, y in corner.values()) + HIGH + 4
+    width = max((x for x, _ in corner.values()), default=0) + WIDE + 4
+    height = max((y for _, y in corner.values()), default=0) + HIGH + 4
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
             f'height="{height}" font-family="monospace" font-size="11">'
             f'{"".join(lines)}{"".join(boxes)}</svg>')

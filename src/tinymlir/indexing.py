@@ -11,13 +11,17 @@ import numpy as np
 
 from tinymlir.errors import OutOfRangeError, TracedValueError, UnsupportedError
 from tinymlir.expr import (
-    METHODS, NUMPY, TYPE, Expr, Op, TensorType, as_expr, implements, make, rule)
-from tinymlir.numpy_api import astype, dummy, is_int
+    METHODS, NUMPY, TYPE, Expr, Op, TensorType, as_expr, constant, make, rule)
+from tinymlir.numpy_api import dummy
+from tinymlir.protocols import implements
 
 
 def getitem(x: Expr, key: Any) -> Expr:
     """x[key] for slices, integers, None, ... and one array of row numbers."""
     keys = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(k, (bool, np.bool_)) for k in keys):
+        raise UnsupportedError("True and False as an index are masks, which are not "
+                               "supported; to add an axis write None")
     if any(is_array(k) for k in keys):
         return gather_rows(x, keys)
     view = dummy(x.type)[keys]
@@ -36,12 +40,15 @@ def as_slice(key: Any, length: int) -> slice:
     if not isinstance(key, slice):
         first = operator.index(key) % length
         return slice(first, first + 1, 1)
-    start, stop, step = key.indices(length)
-    return slice(start, None if step < 0 and stop < 0 else stop, step)
+    picked = range(length)[key]
+    if not picked:
+        return slice(0, 0, 1)
+    stop = picked.stop if picked.stop >= 0 else None  # -1 would mean the last
+    return slice(picked.start, stop, picked.step)
 
 
 def is_array(key: Any) -> bool:
-    return isinstance(key, (Expr, np.ndarray, list, range)) and not is_int(key)
+    return isinstance(key, (Expr, np.ndarray, list, tuple, range))
 
 
 # %% 01_expr.md § Indexing (2)
@@ -55,15 +62,16 @@ NUMPY[Op.GATHER] = lambda x, rows: np.asarray(x)[rows]
 
 def gather_rows(x: Expr, keys: tuple) -> Expr:
     """x[rows], x[rows, :3]: rows of x, by an array of integers."""
-    rows, rest = as_expr(keys[0]) if is_array(keys[0]) else None, keys[1:]
-    if rows is None or not all(isinstance(k, slice) or k is Ellipsis for k in rest):
+    rest = keys[1:]
+    if not is_array(keys[0]) or not all(isinstance(k, slice) or k is Ellipsis
+                                        for k in rest):
         raise UnsupportedError("an index array has to come first, and only slices "
                                "may follow it")
+    rows = row_numbers(keys[0])
     if rows.dtype.kind == "b":
         raise TracedValueError(
             "a mask selects a number of elements that is not known while tracing; "
             "keep the shape and write np.where(mask, x, 0)")
-    rows = astype(rows, np.int64) if rows.size == 0 else rows
     if rows.dtype.kind != "i":
         raise OutOfRangeError("arrays used as indices must be of integer (or boolean) "
                               f"type, not {rows.dtype}")
@@ -72,6 +80,13 @@ def gather_rows(x: Expr, keys: tuple) -> Expr:
 
 
 # %% 01_expr.md § Indexing (3)
+def row_numbers(key: Any) -> Expr:
+    """An index array as a node; an empty list is one of integers, as in NumPy."""
+    if isinstance(key, (list, tuple)) and np.array(key, object).size == 0:
+        return constant(key, np.int64)
+    return as_expr(key)
+
+
 def pick(x: Expr, rows: Expr) -> Expr:
     """The rows; consecutive constant rows are a slice, which needs no check."""
     if x.ndim == 0:
@@ -91,7 +106,7 @@ def pick(x: Expr, rows: Expr) -> Expr:
 
 @implements(np.take)
 def take(a, indices, axis=None):
-    if axis != 0 or isinstance(indices, (bool, int)):
+    if type(axis) is not int or axis != 0 or isinstance(indices, (bool, int)):
         raise UnsupportedError("np.take needs axis=0 and an array of indices to be "
                                "traced")
     return gather_rows(as_expr(a), (as_expr(indices),))

@@ -97,13 +97,13 @@ def check_rows(node: Expr, rows: np.ndarray) -> None:
     n = len(node.operands[0])
     if rows.size and (rows.min() < -n or rows.max() >= n):
         bad = rows[(rows < -n) | (rows >= n)][0]
-        error = OutOfRangeError(f"index {bad} is out of bounds for axis 0 with size {n}")
-        raise translated(error, node.source)
+        raise translated(OutOfRangeError(
+            f"index {bad} is out of bounds for axis 0 with size {n}"), node.source)
 
 
 # %% 04_jit.md § Specialisation (1)
 TARGETS = ("cpu",)
-DTYPES = {None: (improve,), "float32": (narrow, improve)}  # -> rewrites of the graph
+DTYPES = {None: (improve,), "float32": (narrow, improve)}  # -> rewrites
 
 
 class Jitted:
@@ -111,10 +111,11 @@ class Jitted:
 
     def __init__(self, function: Callable, target: str, dtype: str | None,
                  limit: int) -> None:
-        for name, value, known in (("target", target, TARGETS), ("dtype", dtype, DTYPES)):
+        for name, value, known in (("target", target, TARGETS),
+                                   ("dtype", dtype, DTYPES)):
             if value not in known:
-                raise ArgumentError(f"{name} {value!r} is not supported; expected one "
-                                    f"of {', '.join(map(repr, known))}")
+                raise ArgumentError(f"{name} {value!r} is not supported; expected "
+                                    f"one of {', '.join(map(repr, known))}")
         functools.update_wrapper(self, function)
         self.function, self.limit = function, limit
         self.passes = DTYPES[dtype]
@@ -138,10 +139,10 @@ class Jitted:
 
     def take_apart(self, args: tuple, static: dict) -> tuple:
         names = parameter_names(self.function, len(args))
-        if any(isinstance(v, (np.ndarray, Expr)) for v in static.values()):
-            name = next(k for k, v in static.items() if isinstance(v, (np.ndarray, Expr)))
-            raise ArgumentError(f"keyword argument `{name}` is an array, and keywords "
-                                f"are static; pass it by position")
+        for key, value in static.items():
+            if isinstance(value, (np.ndarray, Expr)):
+                raise ArgumentError(f"keyword argument `{key}` is an array, and "
+                                    f"keywords are static; pass it by position")
         return names, *flatten_all(args, names)
 
     def lookup(self, args, static, names, arrays, structures) -> Compiled:
@@ -183,10 +184,10 @@ def jit(function: Callable | None = None, *, target: str = "cpu",
     """Compile a NumPy function: `f = jit(f)`, `@jit` or `@jit(target="cpu")`.
 
     f(*arrays, **static): positional arguments are arrays and pytrees of arrays, and
-    are traced; keyword arguments are static. Results are fresh arrays, equal in value,
-    shape and dtype to what the function returns under NumPy. With dtype="float32"
-    everything that would be float64 is computed in float32 instead. At most `limit`
-    specialisations are kept, the least recently used are dropped.
+    are traced; keyword arguments are static. Results are fresh arrays, equal in
+    value, shape and dtype to what the function returns under NumPy. With
+    dtype="float32" everything that would be float64 is computed in float32 instead.
+    At most `limit` specialisations are kept, the least recently used are dropped.
 
     Raises a subclass of TinymlirError for what cannot be traced or compiled."""
     if function is None:
@@ -231,7 +232,8 @@ def explain(jitted: Jitted, args: tuple, static: dict) -> str:
     new = "; ".join(min(reasons, key=len)) if reasons else "this is the first call"
     inputs = sum(x.type.nbytes for x in (*graph.inputs, *graph.arrays))
     steps = [f"  {name}: {len(text.splitlines())} lines, "
-             f"{text.count('linalg.generic')} generics, {text.count('scf.for')} loops"
+             f"{text.count('linalg.generic')} generics, "
+             f"{text.count('scf.for')} loops"
              for name, text in compiled.stages.items() if name != "asm"]
     takes = ", ".join(f"{n}: {x.type}" for n, x in zip(graph.names, graph.inputs))
     return "\n".join([

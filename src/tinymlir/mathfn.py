@@ -102,7 +102,7 @@ def tanh(x: ir.Value) -> ir.Value:
     grown = arith.addf(exp(arith.addf(size, size)), const(x, 1))
     far = arith.subf(const(x, 1), arith.divf(const(x, 2), grown))
     small = arith.cmpf(arith.CmpFPredicate.OLT, size, const(x, 0.625))
-    return arith.select(small, near, math.copysign(far, x))
+    return math.copysign(arith.select(small, near, far), x)
 
 
 # %% 03_passes.md § Exponentials (4)

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +51,7 @@ class Model:
         """
         ids = check_ids(ids, self.config.vocabulary)
         check_length(len(ids), 0, self.config.context)
+        prepare(self, len(ids))
         for name, value in residuals(self, ids):
             if trace is not None:
                 trace[name] = value
@@ -70,6 +73,28 @@ def residuals(model: Model, ids: np.ndarray) -> Iterator[tuple[str, np.ndarray]]
 
 
 # %% 05_gpt2.md § The model (5)
+prepared: set[tuple[Config, int]] = set()
+
+
+def prepare(model: Model, n: int) -> None:
+    """Compile the sublayers for n tokens, if that was not done before."""
+    if model.run is not COMPILED or (model.config, n) in prepared:
+        return
+    run, params, block = model.run, model.params, model.params.blocks[0]
+    heads = {"heads": model.config.heads}
+    first, later = (np.zeros((n, model.config.width), t) for t in ("f4", "f8"))
+    jobs = [
+        (run.attention, (first, block.norm_1, block.qkv, block.out), heads),
+        (run.attention, (later, block.norm_1, block.qkv, block.out), heads),
+        (run.feed_forward, (later, block.norm_2, block.up, block.down), {}),
+        (run.embed, (np.zeros(n, int), params.words, params.positions), {}),
+    ]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(lambda job: job[0].compile(*job[1], **job[2]), jobs))
+    prepared.add((model.config, n))
+
+
+# %% 05_gpt2.md § The model (6)
 def check_ids(ids: Any, vocabulary: int) -> np.ndarray:
     """Token ids as an int64 array (N,).
 
@@ -91,7 +116,7 @@ def check_ids(ids: Any, vocabulary: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-# %% 05_gpt2.md § The model (6)
+# %% 05_gpt2.md § The model (7)
 def check_length(prompt: int, new: int, context: int) -> None:
     """Raises GenerationError if a prompt and what follows do not fit the model."""
     if prompt + new > context:
@@ -100,23 +125,31 @@ def check_length(prompt: int, new: int, context: int) -> None:
             f"of {context}; shorten the prompt or ask for less")
 
 
-# %% 05_gpt2.md § The model (7)
+# %% 05_gpt2.md § The model (8)
+KINDS = {  # the value of `fused`: what is built, and where
+    False: "tinymlir.model:Model",
+    True: "tinymlir.fused:FusedModel",  # chapter 6
+}
+
+
 def load_model(directory: str | Path, target: str = "cpu", fused: bool = False,
-               dtype: str | None = None, cache: bool = False) -> tuple[Model, Any]:
-    """The model and the tokenizer in a folder.
+               dtype: str | None = None, cache: bool = False) -> tuple[Any, Any]:
+    """The model and the tokenizer in a folder; `fused` makes it one function.
 
     Raises CheckpointError if the folder does not hold a GPT-2, and UnsupportedError
     for an option that is not built yet.
     """
-    built = {"target": "cpu", "fused": False, "dtype": None, "cache": False}
+    built: dict[str, list] = {
+        "target": ["cpu"], "fused": [*KINDS], "dtype": [None], "cache": [False]}
     asked = {"target": target, "fused": fused, "dtype": dtype, "cache": cache}
     for name, value in asked.items():
-        if value != built[name]:
+        if value not in built[name]:
             raise UnsupportedError(
                 f"load_model: {name}={value!r} is not built yet; expected "
-                f"{built[name]!r}, which is the default")
+                f"{' or '.join(map(repr, built[name]))}")
     config, params, tokenizer = read_checkpoint(directory)
-    return Model(config, params), tokenizer
+    module, _, kind = KINDS[fused].partition(":")
+    return getattr(import_module(module), kind)(config, params), tokenizer
 
 
 # %% 05_gpt2.md § From logits to text (1)

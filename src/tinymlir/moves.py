@@ -58,7 +58,7 @@ def splits(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
             group.append(at)
             size *= new[at]
             at += 1
-        if size != length:
+        if size != length or not group:  # an old axis of length one may get none
             return None
         groups.append(group)
     rest = list(range(at, len(new)))

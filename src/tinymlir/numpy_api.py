@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.stride_tricks import as_strided
 
-from tinymlir.errors import (
-    DTypeError, ShapeError, TracedValueError, UnsupportedError)
+from tinymlir.errors import DTypeError, ShapeError, TracedValueError, UnsupportedError
 from tinymlir.expr import (
-    METHODS, NUMPY, TYPE, Expr, Op, TensorType, as_expr, constant, elementwise,
-    implements, is_weak, make, rule, supported)
+    METHODS, NUMPY, TYPE, Expr, Op, TensorType, as_expr, constant, make, rule,
+    supported)
+from tinymlir.protocols import elementwise, implements, is_weak
 
 Axis = int | Sequence[int] | None
 REDUCE = {Op.SUM: np.sum, Op.MAX: np.max, Op.MIN: np.min}
@@ -29,22 +30,25 @@ def _(x: TensorType, axis: tuple[int, ...], keepdims: bool, dtype: Any) -> Tenso
     return TensorType(tuple(kept), supported(dtype))
 
 
-for op_, function_ in REDUCE.items():
-    NUMPY[op_] = lambda x, axis, keepdims, dtype, f=function_: np.asarray(
-        f(x, axis=axis, keepdims=keepdims))
+NUMPY[Op.SUM] = lambda x, axis, keepdims, dtype: np.asarray(
+    np.sum(x, axis=axis, keepdims=keepdims, dtype=dtype))
+NUMPY[Op.MAX] = lambda x, axis, keepdims, dtype: np.asarray(np.max(x, axis, None, keepdims))
+NUMPY[Op.MIN] = lambda x, axis, keepdims, dtype: np.asarray(np.min(x, axis, None, keepdims))
 
 
 # %% 01_expr.md § Functions (2)
-def reduction(op: Op, a: Any, axis: Axis, keepdims: bool) -> Expr:
+def sample(t: TensorType) -> np.ndarray:
+    """An array of this rank and dtype with one element, or none if t has none."""
+    return np.ones([min(n, 1) for n in t.shape], t.dtype)
+
+
+def reduction(op: Op, a: Any, axis: Axis, keepdims: Any, **given: Any) -> Expr:
     """One reduction node; every axis when axis is None, as in NumPy."""
     x = as_expr(a)
+    answer = REDUCE[op](sample(x.type), axis=axis, keepdims=keepdims, **given)
     axes = range(x.ndim) if axis is None else axis
     axes = tuple(sorted(normalize_axis_tuple(axes, x.ndim)))
-    dtype = REDUCE[op](np.zeros(1, x.dtype)).dtype
-    if op is not Op.SUM and math.prod(x.shape[i] for i in axes) == 0:
-        raise ShapeError("zero-size array to reduction operation "
-                         f"{str(op)}imum which has no identity")
-    return make(op, x, axis=axes, keepdims=bool(keepdims), dtype=dtype)
+    return make(op, x, axis=axes, keepdims=bool(keepdims), dtype=answer.dtype)
 
 
 @implements(np.max, np.amax)
@@ -60,7 +64,7 @@ def amin(a, axis=None, keepdims=False):
 @implements(np.sum)
 def sum_(a, axis=None, dtype=None, keepdims=False):
     x = as_expr(a) if dtype is None else astype(a, dtype)
-    return reduction(Op.SUM, x, axis, keepdims)
+    return reduction(Op.SUM, x, axis, keepdims, dtype=dtype)
 
 
 # %% 01_expr.md § Functions (3)
@@ -70,26 +74,35 @@ def count(x: Expr, axis: Axis) -> float:
     return float(math.prod(x.shape[i] for i in axes))
 
 
+def float_dtype(x: Expr, dtype: Any) -> np.dtype:
+    """What mean and var compute in: float64 for integers, unless told otherwise."""
+    if dtype is None:
+        return np.dtype(np.float64) if x.dtype.kind in "bi" else x.dtype
+    if supported(dtype).kind != "f":
+        raise UnsupportedError(f"a mean or variance of dtype {np.dtype(dtype)} is not "
+                               f"supported; write np.mean(x).astype(dtype)")
+    return supported(dtype)
+
+
 @implements(np.mean)
 def mean(a, axis=None, dtype=None, keepdims=False):
     x = as_expr(a)
-    if dtype is None and x.dtype.kind in "bi":
-        dtype = np.float64
-    return sum_(x, axis, dtype, keepdims) / count(x, axis)
+    return sum_(x, axis, float_dtype(x, dtype), keepdims) / count(x, axis)
 
 
 @implements(np.var)
-def var(a, axis=None, dtype=None, ddof=0, keepdims=False, correction=0):
+def var(a, axis=None, dtype=None, ddof=0, keepdims=False, correction=None):
+    if correction is not None and ddof != 0:
+        raise ShapeError("ddof and correction can't be provided simultaneously.")
     x = as_expr(a)
-    if dtype is None and x.dtype.kind in "bi":
-        dtype = np.float64
+    dtype = float_dtype(x, dtype)
     x = x - mean(x, axis, dtype, keepdims=True)
-    left = max(count(x, axis) - (ddof or correction), 0.0)
-    return sum_(x * x, axis, dtype, keepdims) / left
+    total = sum_(x * x, axis, dtype, keepdims)
+    return total / float(max(count(x, axis) - (correction or ddof), 0))
 
 
 @implements(np.std)
-def std(a, axis=None, dtype=None, ddof=0, keepdims=False, correction=0):
+def std(a, axis=None, dtype=None, ddof=0, keepdims=False, correction=None):
     return np.sqrt(var(a, axis, dtype, ddof, keepdims, correction))
 
 
@@ -219,72 +232,71 @@ def _(x: TensorType, k: int) -> TensorType:
 
 
 # %% 01_expr.md § Moving data (2)
-def reshape(x: Any, *shape: Any) -> Expr:
+def reshaped(a: Any, function: Callable, *args: Any) -> Expr:
+    """Reshape to what a NumPy function makes of an array of this shape."""
+    x = as_expr(a)
+    shape = function(dummy(x.type), *args).shape
+    return x if shape == x.shape else make(Op.RESHAPE, x, shape=shape)
+
+
+def reshape(x: Any, *shape: Any, order: str = "C") -> Expr:
     """x.reshape(2, 3), x.reshape((2, -1)): at most one -1, as in NumPy."""
-    x = as_expr(x)
-    wanted = shape[0] if len(shape) == 1 and not is_int(shape[0]) else shape
-    new = tuple(map(operator.index, wanted))
-    known = math.prod(n for n in new if n != -1)
-    fits = new.count(-1) <= 1 and min(new, default=0) >= -1
-    if fits and -1 in new and known:
-        new = tuple(x.size // known if n == -1 else n for n in new)
-    if not fits or math.prod(new) != x.size or -1 in new:
-        raise ShapeError(
-            f"cannot reshape array of size {x.size} into shape {new}")
-    return x if new == x.shape else make(Op.RESHAPE, x, shape=new)
-
-
-def is_int(x: Any) -> bool:
-    return isinstance(x, (int, np.integer))
+    if order != "C":
+        raise UnsupportedError(f"order={order!r} of reshape is not supported; a traced "
+                               f"array has no order but 'C'")
+    return reshaped(x, np.ndarray.reshape, *shape)
 
 
 @implements(np.reshape)
 def reshape_(a, shape):
-    return reshape(a, shape)
-
-
-def transpose(x: Any, *axes: Any) -> Expr:
-    """x.transpose(), x.transpose(1, 0), x.transpose((1, 0))."""
-    x = as_expr(x)
-    order = axes[0] if len(axes) == 1 and not is_int(axes[0]) else axes or None
-    order = range(x.ndim)[::-1] if order is None else order
-    order = normalize_axis_tuple(order, x.ndim)
-    if len(order) != x.ndim:
-        raise ShapeError("axes don't match array")
-    return x if order == tuple(range(x.ndim)) else make(Op.TRANSPOSE, x, axes=order)
-
-
-# %% 01_expr.md § Moving data (3)
-@implements(np.transpose)
-def transpose_(a, axes=None):
-    return transpose(a) if axes is None else transpose(a, tuple(axes))
-
-
-@implements(np.swapaxes)
-def swapaxes(a, axis1, axis2):
-    order = list(range(as_expr(a).ndim))
-    i, j = (normalize_axis_index(k, len(order)) for k in (axis1, axis2))
-    order[i], order[j] = j, i
-    return transpose(a, tuple(order))
+    return reshaped(a, np.reshape, shape)
 
 
 @implements(np.ravel)
 def ravel(a):
-    return reshape(a, (as_expr(a).size,))
+    return reshape(a, as_expr(a).size)
 
 
 @implements(np.squeeze)
 def squeeze(a, axis=None):
-    x = as_expr(a)
-    return reshape(x, np.squeeze(dummy(x.type), axis).shape)
+    return reshaped(a, np.squeeze, axis)
 
 
 @implements(np.expand_dims)
 def expand_dims(a, axis):
+    return reshaped(a, np.expand_dims, axis)
+
+
+# %% 01_expr.md § Moving data (3)
+def permuted(a: Any, function: Callable, *args: Any) -> Expr:
+    """The transpose that a NumPy function makes of an array of this shape."""
     x = as_expr(a)
-    return reshape(x, np.expand_dims(dummy(x.type), axis).shape)
+    numbered = as_strided(np.zeros(1, bool), x.shape, range(x.ndim))
+    axes = function(numbered, *args).strides
+    return x if axes == tuple(range(x.ndim)) else make(Op.TRANSPOSE, x, axes=axes)
 
 
+def transpose(x: Any, *axes: Any) -> Expr:
+    """x.transpose(), x.transpose(1, 0), x.transpose((1, 0))."""
+    return permuted(x, np.ndarray.transpose, *axes)
+
+
+@implements(np.transpose)
+def transpose_(a, axes=None):
+    return permuted(a, np.transpose, axes)
+
+
+@implements(np.swapaxes)
+def swapaxes(a, axis1, axis2):
+    return permuted(a, np.swapaxes, axis1, axis2)
+
+
+@implements(np.moveaxis)
+def moveaxis(a, source, destination):
+    return permuted(a, np.moveaxis, source, destination)
+
+
+# %% 01_expr.md § Moving data (4)
 @implements(np.broadcast_to)
 def broadcast_to(array, shape):
     x = as_expr(array)
@@ -303,11 +315,12 @@ def tril(m, k=0):
 
 
 def at_least_2d(m: Any) -> Expr:
+    """A row becomes a matrix of equal rows, as NumPy's triu has it."""
     x = as_expr(m)
     return broadcast_to(x, (*x.shape, *x.shape)) if x.ndim == 1 else x
 
 
-# %% 01_expr.md § Moving data (4)
+# %% 01_expr.md § Moving data (5)
 @implements(np.split)
 def split(ary, indices_or_sections, axis=0):
     x = as_expr(ary)
@@ -326,8 +339,10 @@ def index_array(n: int) -> np.ndarray:
 
 @rule(TYPE, Op.CONCATENATE)
 def _(*types: TensorType, axis: int) -> TensorType:
-    shape = np.concatenate([dummy(t) for t in types], axis).shape
-    return TensorType(shape, types[0].dtype)
+    cut = [t.shape[:axis] + (0,) + t.shape[axis + 1:] for t in types]
+    rest = np.concatenate([np.empty(shape, bool) for shape in cut], axis).shape
+    total = sum(t.shape[axis] for t in types)
+    return TensorType((*rest[:axis], total, *rest[axis + 1:]), types[0].dtype)
 
 
 NUMPY[Op.CONCATENATE] = lambda *arrays, axis: np.concatenate(arrays, axis)
@@ -336,6 +351,7 @@ NUMPY[Op.CONCATENATE] = lambda *arrays, axis: np.concatenate(arrays, axis)
 @implements(np.concatenate)
 def concatenate(arrays, axis=0):
     parts = [as_expr(a) for a in arrays]
+    np.concatenate([sample(p.type) for p in parts], axis)  # its errors count
     if axis is None:
         parts, axis = [ravel(p) for p in parts], 0
     dtype = np.result_type(*(p.dtype for p in parts))
@@ -343,7 +359,7 @@ def concatenate(arrays, axis=0):
     return make(Op.CONCATENATE, *(astype(p, dtype) for p in parts), axis=axis)
 
 
-# %% 01_expr.md § Moving data (5)
+# %% 01_expr.md § Moving data (6)
 @implements(np.stack)
 def stack(arrays, axis=0):
     return concatenate([expand_dims(a, axis) for a in arrays], axis)
@@ -351,13 +367,13 @@ def stack(arrays, axis=0):
 
 @implements(np.hstack)
 def hstack(tup):
-    parts = [as_expr(a) for a in tup]
+    parts = [reshaped(a, np.atleast_1d) for a in tup]
     return concatenate(parts, 0 if parts[0].ndim == 1 else 1)
 
 
 @implements(np.vstack)
 def vstack(tup):
-    return concatenate([reshape(a, (1, -1)) if as_expr(a).ndim == 1 else a for a in tup])
+    return concatenate([reshaped(a, np.atleast_2d) for a in tup])
 
 
 @implements(np.shape)
@@ -372,21 +388,26 @@ def ndim(a):
 
 @implements(np.size)
 def size(a, axis=None):
-    return a.size if axis is None else a.shape[axis]
+    return np.size(dummy(a.type), axis)
 
 
-# %% 01_expr.md § Moving data (6)
+# %% 01_expr.md § Moving data (7)
 def length(x: Expr) -> int:
     if x.ndim == 0:
         raise DTypeError("len() of unsized object")
     return x.shape[0]
 
 
+def astype_(x, dtype, order="K", casting="unsafe", subok=True, copy=True):
+    """x.astype(dtype): neither an order in memory nor a copy means anything here."""
+    sample(x.type).astype(dtype, order, casting, subok, copy)  # its errors count
+    return astype(x, dtype)
+
+
 METHODS |= {
-    "reshape": reshape, "transpose": transpose, "astype": astype,
-    "__len__": length, "__matmul__": matmul,
-    "stack": stack,
+    "reshape": reshape, "transpose": transpose, "astype": astype_,
+    "copy": lambda x, order="C": x, "flatten": np.ravel, "max": np.max, "min": np.min,
+    "__len__": length, "__matmul__": matmul, "__stack__": stack,
 }
 METHODS |= {f.__name__: f for f in (
-    np.sum, np.mean, np.var, np.std, np.ravel, np.squeeze, np.swapaxes, np.dot)}
-METHODS |= {"max": np.max, "min": np.min, "flatten": np.ravel, "copy": lambda x: x}
+    np.sum, np.mean, np.var, np.std, np.ravel, np.squeeze, np.swapaxes, np.dot, np.take)}

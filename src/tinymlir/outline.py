@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -76,7 +75,8 @@ def wiring(block: Sequence[Expr]) -> list[tuple]:
 def cut(nodes: Sequence[Expr], repeat: Repeat, shift: int) -> list[list[Expr]]:
     """The blocks, the first one starting `shift` nodes late."""
     first, p = repeat.start + shift, repeat.period
-    return [list(nodes[first + i * p:first + (i + 1) * p]) for i in range(repeat.count)]
+    starts = range(first, first + repeat.count * p, p)
+    return [list(nodes[i:i + p]) for i in starts]
 
 
 def inputs_of(blocks: Sequence[Sequence[Expr]]) -> list[tuple[Expr, ...]]:
@@ -144,7 +144,8 @@ NUMPY[Op.CALL] = lambda *arrays, body: evaluate(body, *arrays)
 NUMPY[Op.RESULT] = lambda values, body, index: values[index]
 
 
-def body_of(block: Sequence[Expr], given: Sequence[Expr], used: Sequence[int]) -> Graph:
+def body_of(block: Sequence[Expr], given: Sequence[Expr], used: Sequence[int]
+            ) -> Graph:
     """One block as a graph with an input for each value from outside."""
     inputs = [variable(x.shape, x.dtype) for x in given]
     new = {id(old): fresh for old, fresh in zip(given, inputs)}
@@ -212,7 +213,7 @@ def share_constants(graph: Graph) -> Graph:
 
 # %% 06_fused.md § The row that is wanted (1)
 def select_rows(graph: Graph) -> Graph:
-    """(a @ b)[rows] becomes a[rows] @ b, when fewer rows are wanted than there are."""
+    """(a @ b)[rows] becomes a[rows] @ b, when not all rows are wanted."""
     def visit(node: Expr, operands: tuple[Expr, ...]) -> Expr:
         product = operands[0] if node.op is Op.GATHER else None
         if product is None or product.op is not Op.MATMUL:

@@ -65,12 +65,16 @@ def copies(work: Work) -> None:
     """memref.copy between views as linalg.copy."""
     for op in find(work.module, "memref.copy"):
         source, target = op.operands
-        plain = all(ir.MemRefType(v.type).layout == ir.AffineMapAttr.get(
-            ir.AffineMap.get_identity(ir.MemRefType(v.type).rank)) for v in op.operands)
-        if not plain:
+        if not (is_plain(source) and is_plain(target)):
             with ir.InsertionPoint(op), ir.Location.unknown():
                 linalg.copy(source, outs=[target])
             op.erase()
+
+
+def is_plain(value: ir.Value) -> bool:
+    """Row after row, without gaps."""
+    kind = ir.MemRefType(value.type)
+    return kind.affine_map == ir.AffineMap.get_identity(kind.rank)
 
 
 def products(work: Work) -> None:
@@ -111,7 +115,8 @@ def run_pipeline(module: ir.Module, pipeline: str, verify: bool = False) -> None
         manager.run(module.operation)
     except Exception as error:
         raise CompileError(f"MLIR refused the module: {error}\nto repeat: mlir-opt "
-                           f"--pass-pipeline='builtin.module({pipeline})'") from error
+                           f"--pass-pipeline='builtin.module({pipeline})'"
+                           ) from error
 
 
 def run_stages(work: Work, stages: tuple[Stage, ...], keep: bool = False) -> Work:
@@ -128,7 +133,7 @@ def run_stages(work: Work, stages: tuple[Stage, ...], keep: bool = False) -> Wor
 
 
 def to_llvm(module: ir.Module) -> str:
-    """LLVM's text for a module. Raises CompileError if something was not lowered."""
+    """LLVM's text for a module. Raises CompileError if an op was not lowered."""
     left = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:

@@ -13,25 +13,38 @@ import numpy as np
 from tinymlir.errors import ArgumentError
 from tinymlir.expr import Expr
 
-PLAIN = (type(None), bool, int, str, bytes, complex, range, type, np.dtype)
+PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type, np.dtype)
+SPELLED: dict[type, Callable[[Any], Any]] = {  # where == is too generous
+    float: repr, complex: repr, range: repr,
+    frozenset: lambda value: frozenset(map(freeze, value)),
+}
+DEEPEST = 100  # containers in containers
 
 
-def freeze(value: Any) -> tuple:
+def freeze(value: Any, depth: int = 0) -> tuple:
     """A hashable key that tells apart what a program could tell apart."""
     kind = type(value)
-    if kind is float:
-        return kind, value.hex()  # tells -0.0 from 0.0, and nan equals nan
-    if isinstance(value, PLAIN):
-        return kind, value
+    if kind in SPELLED:
+        return kind, SPELLED[kind](value)
     if isinstance(value, np.generic):
         return kind, value.dtype, value.tobytes()
+    if isinstance(value, PLAIN):
+        return kind, value
     if (split := children(value)) is not None:
-        return kind, *((key, freeze(part)) for key, part in split)
+        too_deep("a static argument", depth)
+        return kind, *((freeze(key), freeze(part, depth + 1)) for key, part in split)
     if isinstance(value, np.ndarray) or kind.__hash__ is None:
         raise ArgumentError(
             f"a static argument has to be hashable, not {kind.__name__}; pass arrays "
             f"by position")
     return kind, value
+
+
+def too_deep(path: str, depth: int) -> None:
+    """Raise ArgumentError for a tree that has no end, or is much too deep."""
+    if depth >= DEEPEST:
+        raise ArgumentError(f"{path[:40]} contains itself, or is more than {DEEPEST} "
+                            f"containers deep")
 
 
 # %% 01_expr.md § Pytrees (2)
@@ -68,16 +81,16 @@ class Structure:
     """A tree without its arrays: equal structures take equal code paths."""
 
     kind: type
-    keys: tuple = ()
-    parts: tuple[Structure, ...] = ()
-    frozen: tuple = ()
+    parts: tuple[Structure, ...] | None = None  # of a container
+    frozen: tuple = ()  # the static value, or the keys of a dict
+    keys: tuple = dataclasses.field(default=(), compare=False)
     static: Any = dataclasses.field(default=None, compare=False)
 
     def fill(self, leaves: Iterator) -> Any:
         """The tree again, its leaves taken in order from the iterator."""
         if self.kind is Leaf:
             return next(leaves)
-        if self.frozen:
+        if self.parts is None:
             return self.static
         return join(self.kind, self.keys, [part.fill(leaves) for part in self.parts])
 
@@ -90,25 +103,28 @@ LEAF = Structure(Leaf)
 
 
 # %% 01_expr.md § Pytrees (4)
-def flatten(tree: Any, path: str) -> tuple[list[tuple[str, Any]], Structure]:
+def flatten(tree: Any, path: str, depth: int = 0
+            ) -> tuple[list[tuple[str, Any]], Structure]:
     """All arrays of a tree with their paths, and the structure around them.
 
     Raises ArgumentError, with the path, for an object that is no pytree."""
     if isinstance(tree, (np.ndarray, Expr, np.generic)):
         return [(path, tree)], LEAF
-    if isinstance(tree, (*PLAIN, float)):
+    if isinstance(tree, PLAIN):
         return [], Structure(type(tree), frozen=freeze(tree), static=tree)
     split = children(tree)
     if split is None:
         raise ArgumentError(
             f"{path} is a {type(tree).__name__}; expected an array, a number, or a "
             f"tuple, list, dict, namedtuple or dataclass of them")
+    too_deep(path, depth)
     attribute = type(tree) not in (list, tuple, dict)
     leaves, parts = [], []
     for key, part in split:
         name = f"{path}.{key}" if attribute else f"{path}[{key!r}]"
-        found, structure = flatten(part, name)
+        found, structure = flatten(part, name, depth + 1)
         leaves += found
         parts.append(structure)
     keys = tuple(key for key, _ in split)
-    return leaves, Structure(type(tree), keys, tuple(parts))
+    frozen = tuple(map(freeze, keys)) if type(tree) is dict else ()
+    return leaves, Structure(type(tree), tuple(parts), frozen, keys)

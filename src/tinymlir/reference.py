@@ -43,7 +43,7 @@ def forward(ids: Array, params: Any, heads: int,
             residuals: list[Array] | None = None) -> Array:
     """Token ids (N,) -> the logits after each of them (N, V).
 
-    `residuals`, if given, receives the embedding and two residuals of each block."""
+    `residuals`, if given, receives the embedding and two residuals a block."""
     keep = residuals if residuals is not None else []
     x = params.words[ids] + params.positions[:len(ids)]
     keep.append(x)

@@ -21,8 +21,9 @@ def fold(graph: Graph) -> Graph:
         known = operands and all(x.op is Op.CONSTANT for x in operands)
         if not known or node.size > SMALL:
             return same(node, operands)
+        values = [x.attrs["value"] for x in operands]
         with np.errstate(all="ignore"):
-            value = NUMPY[node.op](*(x.attrs["value"] for x in operands), **node.attrs)
+            value = NUMPY[node.op](*values, **node.attrs)
         return constant(value, node.dtype)
     return rewrite(graph, visit)
 

@@ -100,7 +100,7 @@ def to_bool(x: ir.Value) -> ir.Value:
 
 
 WIDEN = {"ff": arith.extf, "ii": arith.extsi, "bi": arith.extui, "bf": arith.uitofp,
-         "if": arith.sitofp, "fi": arith.fptosi}
+         "if": arith.sitofp}
 NARROW = {**WIDEN, "ff": arith.truncf, "ii": arith.trunci}
 
 
@@ -110,20 +110,38 @@ def convert(x: ir.Value, old: np.dtype, new: np.dtype) -> ir.Value:
         return x
     if new.kind == "b":
         return to_bool(x)
+    if old.kind == "f" and new.kind == "i":
+        return to_integer(x, new)
     table = WIDEN if new.itemsize > old.itemsize else NARROW
     return table[old.kind + new.kind](element(new), x)
 
 
 # %% 02_builder.md § Numbers (6)
+def to_integer(x: ir.Value, new: np.dtype) -> ir.Value:
+    """x cut to an integer; NaN, too large and too small become what NumPy makes of them."""
+    with np.errstate(invalid="ignore"):
+        answers = np.array([np.nan, np.inf, -np.inf]).astype(new)
+    low = float(np.iinfo(new).min)
+    outside = (Float.UNO, x), (Float.OGE, like(x, -low)), (Float.OLT, like(x, low))
+    result = arith.fptosi(element(new), x)
+    for (predicate, limit), answer in zip(outside, answers):
+        result = arith.select(arith.cmpf(predicate, x, limit), number(answer, new), result)
+    return result
+
+
+# %% 02_builder.md § Numbers (7)
 def power(node: Expr, x: ir.Value, y: ir.Value) -> ir.Value:
     """x ** y; a constant exponent of the table needs no call."""
-    exponent = node.operands[1]
-    if not is_number(exponent):
+    base, exponent = node.operands
+    if is_number(exponent):
+        n = exponent.attrs["value"].item()
+        if is_float(x):
+            return POWERS[n](x) if n in POWERS else math.powf(x, y)
+        return integer_power(x, int(n))
+    if exponent.size > 1 or exponent.shape and base.size == 1:
         return math.powf(x, y)
-    n = exponent.attrs["value"].item()
-    if is_float(x):
-        return POWERS[n](x) if n in POWERS else math.powf(x, y)
-    return integer_power(x, int(n))
+    half = arith.cmpf(Float.OEQ, y, like(y, 0.5))  # one exponent, known at run time
+    return arith.select(half, math.sqrt(x), math.powf(x, y))
 
 
 def integer_power(x: ir.Value, n: int) -> ir.Value:
@@ -154,7 +172,7 @@ SPECIAL = {
 }
 
 
-# %% 02_builder.md § Numbers (7)
+# %% 02_builder.md § Numbers (8)
 def is_number(node: Expr) -> bool:
     """A constant that is written into the code."""
     return node.op is Op.CONSTANT and not node.shape

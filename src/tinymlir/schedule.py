@@ -66,7 +66,8 @@ def multiply_add(a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
 def zeros(kind: ir.VectorType) -> ir.Value:
     number = kind.element_type
     zero = (ir.IntegerAttr if isinstance(number, ir.IntegerType) else ir.FloatAttr)
-    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, zero.get(number, 0)))
+    splat = ir.DenseElementsAttr.get_splat(kind, zero.get(number, 0))
+    return arith.constant(kind, splat)
 
 
 # %% 03_passes.md § The innermost loop (2)
@@ -129,8 +130,8 @@ def is_zero(k: ir.Value) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.eq, k, index(0))
 
 
-def old_or_zero(t: Types, c: ir.Value, line: ir.Value, col: ir.Value, mask: ir.Value,
-                fresh: ir.Value) -> ir.Value:
+def old_or_zero(t: Types, c: ir.Value, line: ir.Value, col: ir.Value,
+                mask: ir.Value, fresh: ir.Value) -> ir.Value:
     """A vector of C, or zeros if C is fresh."""
     old = vector.maskedload(t.vector, c, [line, col], mask, zeros(t.vector))
     return arith.select(fresh, zeros(t.vector), old)
@@ -144,7 +145,8 @@ def pack_rows(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
     with loop_over(index(0), depth, index(1)) as at:
         line = arith.addi(k, at)
         for offset, col, mask in cols:
-            x = vector.maskedload(t.vector_b, b, [line, col], mask, zeros(t.vector_b))
+            x = vector.maskedload(t.vector_b, b, [line, col], mask,
+                                  zeros(t.vector_b))
             vector.store(widen(x, t.vector), panel, [at, offset])
 
 
@@ -175,10 +177,11 @@ class loop_over:
 
 
 # %% 03_passes.md § The loops around it (1)
-def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value) -> None:
+def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
+           ) -> None:
     """C += A @ B by panels of B and tiles of C."""
-    sizes = memref.dim(a, index(0)), memref.dim(c, index(1)), memref.dim(a, index(1))
-    rows, columns, depths = sizes
+    rows, columns = memref.dim(a, index(0)), memref.dim(c, index(1))
+    depths = memref.dim(a, index(1))
     wide = index(VECTORS * t.kernel.lanes)
     panel = memref.alloca(t.panel, [], [], alignment=64)
     pack = pack_columns if t.kernel.columns else pack_rows
@@ -270,8 +273,9 @@ def dot(t: Types, a: ir.Value, b: ir.Value, j: ir.Value, span: tuple,
         for v, total in enumerate(loop.inner_iter_args):
             k = arith.addi(loop.induction_variable, index(v * t.kernel.lanes))
             mask = vector.create_mask(t.mask, [arith.subi(stop, k)])
-            x = vector.maskedload(t.vector_a, a, [index(0), k], mask, zeros(t.vector_a))
-            y = vector.maskedload(t.vector_b, b, [j, k], mask, zeros(t.vector_b))
+            x, y = (vector.maskedload(kind, m, [line, k], mask, zeros(kind))
+                    for kind, m, line in ((t.vector_a, a, index(0)),
+                                          (t.vector_b, b, j)))
             new.append(multiply_add(widen(x, t.vector), widen(y, t.vector), total))
         scf.YieldOp(new)
     return list(loop.results)
@@ -336,10 +340,11 @@ class Matrix:
     value: ir.Value
     loops: list[int]
 
-    def arguments(self, row: int, column: int, batch: ir.Value | None) -> list[ir.Value]:
+    def arguments(self, row: int, column: int, batch: ir.Value | None
+                  ) -> list[ir.Value]:
         """What a kernel takes: address, offset, sizes and strides of a matrix.
 
-        `row` and `column` are loops; `batch` picks a matrix of a stack by loop 0."""
+        `row` and `column` are loops; `batch` picks a matrix of a stack."""
         n, value = len(self.loops), self.value
         _, offset, *rest = memref.extract_strided_metadata(value)
         number = memref.extract_aligned_pointer_as_index(value)
@@ -371,10 +376,13 @@ def kernel_for(a: Matrix, b: Matrix, c: Matrix, bits: int) -> Kernel:
     return Kernel("matvec" if one_row else "matmul", names, b.loops[-1] == k, bits)
 
 
+PRODUCTS = "linalg.matmul", "linalg.batch_matmul", "linalg.contract"
+
+
 def call_kernels(module: ir.Module, bits: int) -> set[Kernel]:
     """Replace every matrix product by a call; returns the kernels called."""
     used = {}
-    for op in find(module, "linalg.matmul", "linalg.batch_matmul", "linalg.contract"):
+    for op in find(module, *PRODUCTS):
         factors = factors_of(op)
         kernel = kernel_for(*factors, bits)
         used[kernel.symbol] = kernel
@@ -384,9 +392,10 @@ def call_kernels(module: ir.Module, bits: int) -> set[Kernel]:
         op.erase()
     address, number = ir.Type.parse("!llvm.ptr"), ir.IndexType.get()
     takes = [address, address, *[number] * 5] * 3 + [ir.IntegerType.get_signless(1)]
+    kind = ir.FunctionType.get(takes, [])
     with ir.InsertionPoint.at_block_begin(module.body), ir.Location.unknown():
         for symbol in used:
-            func.FuncOp(symbol, ir.FunctionType.get(takes, []), visibility="private")
+            func.FuncOp(symbol, kind, visibility="private")
     return set(used.values())
 
 
@@ -425,14 +434,16 @@ def take_fill(op: ir.Operation) -> bool:
         if target in list(other.operands):
             before.append(other.operation)
     last = before[-1] if before else None
-    renamed = any(isinstance(r.type, ir.MemRefType) for o in before for r in o.results)
-    if last is None or renamed or last.name != "linalg.fill" or not is_zero_fill(last):
+    renamed = any(isinstance(r.type, ir.MemRefType)
+                  for other in before for r in other.results)
+    if last is None or renamed or not is_zero_fill(last):
         return False
     last.erase()
     return True
 
 
 def is_zero_fill(op: ir.Operation) -> bool:
-    value = op.operands[0].owner
-    return (not isinstance(value, ir.Block) and value.name == "arith.constant"
+    """Is this a linalg.fill with a constant 0?"""
+    value = op.operands[0].owner if op.name == "linalg.fill" else None
+    return (isinstance(value, ir.Operation) and value.name == "arith.constant"
             and value.attributes["value"].value == 0)

