@@ -169,7 +169,7 @@ def test_interrupt(tmp_path):
     (folder / "config.json").unlink()
     os.mkfifo(folder / "pipe")
     code = ("import pathlib, sys, tinymlir.cli, tinymlir.model as m\n"
-            "m.load_model = lambda d, fused: pathlib.Path(d, 'pipe').read_bytes()\n"
+            "m.load_model = lambda d, **o: pathlib.Path(d, 'pipe').read_bytes()\n"
             "sys.exit(tinymlir.cli.main(sys.argv[1:]))")
     process = subprocess.Popen(
         [sys.executable, "-c", code, "generate", "abc", "--model", str(folder)],

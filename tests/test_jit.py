@@ -2,6 +2,7 @@
 import resource
 import threading
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -332,3 +333,44 @@ def test_a_forked_process_can_compile():
         process.start()
     assert queue.get(timeout=60)
     process.join()
+
+
+def test_more_arrays_than_ctypes_takes_arguments():
+    arrays = [np.full(2, float(i)) for i in range(700)]
+    for i, y in enumerate(jit(lambda *xs: [x + 1 for x in xs])(*arrays)):
+        assert (y == i + 1).all()
+
+
+def test_limits_that_make_no_sense():
+    for limit in (0, -1, 2.5, "a", True, None):
+        with pytest.raises(errors.ArgumentError, match="limit"):
+            jit(lambda x: x, limit=limit)
+    f = jit(lambda x: x + 1, limit=1)
+    assert (f(X) == X + 1).all() and (f(X[:2]) == X[:2] + 1).all() and len(f.cache) == 1
+
+
+def test_failed_traces_leave_no_gates():
+    f = jit(lambda x: x.nothing)
+    for n in range(3):
+        with pytest.raises(AttributeError):
+            f(np.ones(n))
+    assert not f.gates and not f.cache
+
+
+def test_methods_and_callable_objects():
+    class Layer(NamedTuple):
+        w: np.ndarray
+
+        @jit
+        def apply(self, x):
+            return x @ self.w
+
+    class Scale:
+        def __init__(self):
+            self.cache = self.lookup = self.store = self.compile = 2.0
+
+        def __call__(self, x):
+            return x * self.cache
+
+    assert (Layer(np.eye(4)).apply(X) == X).all()
+    assert (jit(Scale())(X) == X * 2).all()

@@ -23,6 +23,7 @@ def package(tmp_path):
     shutil.copy(SOURCE, tmp_path / "tinymlir")
     (tmp_path / "tinymlir/jit.py").write_text("class Cache: pass\ndef jit(f): return f\n")
     (tmp_path / "tinymlir/model.py").write_text("def generate(): pass\ndef load_model(): pass\n")
+    (tmp_path / "tinymlir/outline.py").write_text("import tinymlir.jit\n")
     (tmp_path / "tinymlir/expr.py").write_text("class Expr: pass\n")
     (tmp_path / "tinymlir/errors.py").write_text("class ShapeError(ValueError): pass\n")
     return tmp_path

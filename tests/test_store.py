@@ -80,6 +80,7 @@ def test_another_processor_has_other_keys(monkeypatch, folder):
 
 def test_the_folder_is_bounded(folder, monkeypatch):
     monkeypatch.setattr(store, "LIMIT", 3000)
+    monkeypatch.setattr(store, "TRIM", ("0", "f"))
     for i in range(6):
         store.write(f"{i:064}", [], bytes(1000))
         os.utime(folder / f"{i:064}", (i, i))

@@ -56,6 +56,40 @@ def write_weights(folder, **changes):
     save_file(tensors, folder / "model.safetensors")
 
 
+def write_parts(folder, parts, **places):
+    """The tensors spread over files, and an index; `places` changes the index."""
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    listed = {name: part for part, tensors in parts.items() for name in tensors}
+    for part, tensors in parts.items():
+        save_file(tensors, folder / part)
+    listed = {k: v for k, v in {**listed, **places}.items() if v is not None}
+    index = {"metadata": {"total_size": 0}, "weight_map": listed}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def halves(**extra):
+    """The tensors in two files, a block in each."""
+    tensors = {**make_tensors(), **extra}
+    first = {k: v for k, v in tensors.items() if not k.startswith(("h.1.", "ln_f."))}
+    second = {k: v for k, v in tensors.items() if k not in first}
+    return {"model-00001-of-00002.safetensors": first,
+            "model-00002-of-00002.safetensors": second}
+
+
+def write_bfloat16(folder, tensors):
+    """model.safetensors of upper halves; returns what they are in float32."""
+    header, data, exact = {}, b"", {}
+    for name, value in tensors.items():
+        bits = (value.view(np.uint32) >> 16).astype("<u2")
+        exact[name] = (bits.astype(np.uint32) << 16).view(np.float32)
+        header[name] = {"dtype": "BF16", "shape": list(value.shape),
+                        "data_offsets": [len(data), len(data) + bits.nbytes]}
+        data += bits.tobytes()
+    raw = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+    return exact
+
+
 def write_checkpoint(folder):
     """All three files; returns the folder."""
     folder = Path(folder)

@@ -80,9 +80,21 @@ def product(symbol: str, fields: tuple) -> Future:
         return products[symbol]
 
 
+def packed(count: int) -> str:
+    """LLVM's text of a function that takes the addresses as one array."""
+    lines, names = [], [f"%a{i}" for i in range(count)]
+    for i, name in enumerate(names):
+        lines += [f"  %p{i} = getelementptr ptr, ptr %all, i64 {i}",
+                  f"  {name} = load ptr, ptr %p{i}"]
+    given = ", ".join(f"ptr {name}" for name in names)
+    return "\n".join(["define void @packed(ptr %all) {", *lines,
+                      f"  call void @main({given})", "  ret void", "}"])
+
+
 def compiled_graph(graph: Graph) -> tuple[list[Any], bytes]:
     """The kernels that a graph calls, and its object file."""
     text, work = lower(graph)
+    text += packed(len(graph.arguments) + len(graph.returned))
     kernels = sorted((k.symbol, tuple(vars(k).values())) for k in work.kernels)
     for symbol, fields in kernels:
         product(symbol, fields)  # under way while this thread goes on

@@ -60,8 +60,9 @@ class Compiled:
         self.code, self.libraries = compiler.load(self.graph)
         self.captured = [node.attrs["value"] for node in self.graph.arrays]
         count = len(self.graph.arguments) + len(self.graph.returned)
-        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)
-        self.function = kind(self.code.address("main"))
+        self.pointers = ctypes.c_void_p * count
+        kind = ctypes.CFUNCTYPE(None, self.pointers)
+        self.function = kind(self.code.address("packed"))
 
     def __call__(self, *args: Any) -> Any:
         """Run. Raises ArgumentError for other shapes than those compiled for."""
@@ -80,7 +81,7 @@ class Compiled:
         """Run on plain arrays of the right types. Raises OutOfRangeError."""
         made = [np.empty(x.shape, x.dtype) for x in self.graph.results]
         memory = (*arrays, *self.captured, *made)
-        self.function(*(a.ctypes.data for a in memory if a.size))
+        self.function(self.pointers(*(a.ctypes.data for a in memory if a.size)))
         for node, rows in zip(self.graph.gathers, made[len(self.graph.outputs):]):
             check_rows(node, rows)
         return self.result.fill(iter(made))
@@ -116,7 +117,10 @@ class Jitted:
             if value not in known:
                 raise ArgumentError(f"{name} {value!r} is not supported; expected "
                                     f"one of {', '.join(map(repr, known))}")
-        functools.update_wrapper(self, function)
+        limit_is_count = isinstance(limit, int) and limit is not True and limit > 0
+        if not limit_is_count:
+            raise ArgumentError(f"limit: expected a number of at least 1, got {limit!r}")
+        functools.update_wrapper(self, function, updated=())
         self.function, self.limit = function, limit
         self.passes = DTYPES[dtype]
         self.cache: OrderedDict[tuple, Compiled] = OrderedDict()
@@ -130,6 +134,9 @@ class Jitted:
         arrays = [prepare(leaf, path) for path, leaf in leaves]
         compiled = self.lookup(args, static, names, arrays, structures)
         return compiled.run(arrays)
+
+    def __get__(self, obj: Any, kind: type | None = None) -> Callable:
+        return self if obj is None else functools.partial(self, obj)  # a method
 
     def compile(self, *args: Any, **static: Any) -> Compiled:
         """The specialisation for these arguments; compiles it if it is new."""
@@ -154,19 +161,24 @@ class Jitted:
                 return self.cache[key]
             gate = self.gates.setdefault(key, threading.Lock())
         with gate:  # two threads with the same key compile once
-            if key not in self.cache:
-                graph, result = trace(self.function, args, static)
-                for step in self.passes:
-                    graph = step(graph)
-                self.store(key, Compiled(graph, names, structures, result))
-            return self.cache[key]
+            found = self.cache.get(key)
+            return found or self.specialise(key, args, static, names, structures)
 
-    def store(self, key: tuple, compiled: Compiled) -> None:
+    def specialise(self, key, args, static, names, structures) -> Compiled:
+        """Trace and compile; what the cache drops for it is least recently used."""
+        try:
+            graph, result = trace(self.function, args, static)
+            for step in self.passes:
+                graph = step(graph)
+            compiled = Compiled(graph, names, structures, result)
+        finally:
+            with self.lock:
+                self.gates.pop(key, None)
         with self.lock:
             self.cache[key] = compiled
-            self.gates.pop(key, None)
             while len(self.cache) > self.limit:
                 self.cache.popitem(last=False)
+        return compiled
 
     def cache_clear(self) -> None:
         """Forget every specialisation."""

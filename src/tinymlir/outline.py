@@ -84,8 +84,8 @@ def inputs_of(blocks: Sequence[Sequence[Expr]]) -> list[tuple[Expr, ...]]:
     slots: dict[tuple[int, ...], tuple[Expr, ...]] = {}
     for i, places in enumerate(wiring(blocks[0])):
         for j, place in enumerate(places):
-            given = tuple(block[i].operands[j] for block in blocks)
-            if place is None and not is_number(given[0]):
+            if place is None and not is_number(blocks[0][i].operands[j]):
+                given = tuple(block[i].operands[j] for block in blocks)
                 slots.setdefault(tuple(map(id, given)), given)
     return list(slots.values())
 
@@ -144,17 +144,24 @@ NUMPY[Op.CALL] = lambda *arrays, body: evaluate(body, *arrays)
 NUMPY[Op.RESULT] = lambda values, body, index: values[index]
 
 
-def body_of(block: Sequence[Expr], given: Sequence[Expr], used: Sequence[int]
-            ) -> Graph:
-    """One block as a graph with an input for each value from outside."""
-    inputs = [variable(x.shape, x.dtype) for x in given]
-    new = {id(old): fresh for old, fresh in zip(given, inputs)}
-    for node in block:
-        operands = tuple(new.get(id(x), x) for x in node.operands)
-        new[id(node)] = replace(node, operands=operands, serial=fresh_serial())
+def body_of(blocks: Sequence[Sequence[Expr]], slots: Sequence[tuple[Expr, ...]],
+            used: Sequence[int]) -> Graph:
+    """The first block as a graph with an input for each slot.
+
+    Slots are told apart by what all blocks pass, not by what the first one does: it
+    may pass the same value twice where another passes two."""
+    inputs = {tuple(map(id, slot)): variable(slot[0].shape, slot[0].dtype)
+              for slot in slots}
+    new: list[Expr] = []
+    for i, (node, places) in enumerate(zip(blocks[0], wiring(blocks[0]))):
+        operands = []
+        for j, place in enumerate(places):
+            given = tuple(id(block[i].operands[j]) for block in blocks)
+            outside = inputs.get(given, node.operands[j])  # or a number, as it is
+            operands.append(outside if place is None else new[place])
+        new.append(replace(node, operands=tuple(operands), serial=fresh_serial()))
     names = tuple(f"a{i}" for i in range(len(inputs)))
-    outputs = tuple(new[id(block[i])] for i in used)
-    return Graph("block", tuple(inputs), outputs, names)
+    return Graph("block", tuple(inputs.values()), tuple(new[i] for i in used), names)
 
 
 def fresh_serial() -> int:
@@ -170,7 +177,7 @@ def reroll(graph: Graph) -> Graph:
     if blocks is None or not worth_it(blocks):
         return graph
     slots, used = inputs_of(blocks), outputs_of(graph, blocks)
-    body = body_of(blocks[0], [given[0] for given in slots], used)
+    body = body_of(blocks, slots, used)
     inside = {id(node): b for b, block in enumerate(blocks) for node in block}
     new: dict[int, Expr] = {id(x): x for x in graph.nodes if is_leaf(x)}
     for node in graph.nodes:
