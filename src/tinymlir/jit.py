@@ -119,7 +119,8 @@ class Jitted:
                                     f"one of {', '.join(map(repr, known))}")
         limit_is_count = isinstance(limit, int) and limit is not True and limit > 0
         if not limit_is_count:
-            raise ArgumentError(f"limit: expected a number of at least 1, got {limit!r}")
+            raise ArgumentError(f"limit: expected a whole number of at least 1, "
+                                f"got {limit!r}")
         functools.update_wrapper(self, function, updated=())
         self.function, self.limit = function, limit
         self.passes = DTYPES[dtype]

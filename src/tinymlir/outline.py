@@ -161,7 +161,8 @@ def body_of(blocks: Sequence[Sequence[Expr]], slots: Sequence[tuple[Expr, ...]],
             operands.append(outside if place is None else new[place])
         new.append(replace(node, operands=tuple(operands), serial=fresh_serial()))
     names = tuple(f"a{i}" for i in range(len(inputs)))
-    return Graph("block", tuple(inputs.values()), tuple(new[i] for i in used), names)
+    outputs = tuple(new[i] for i in used)
+    return Graph("block", tuple(inputs.values()), outputs, names)
 
 
 def fresh_serial() -> int:
