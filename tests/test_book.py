@@ -78,5 +78,7 @@ def test_every_chapter_is_in_the_contents():
 
 @pytest.mark.parametrize("page", ["README.md", "book/intro.md"])
 def test_the_code_on_the_first_pages_runs(page, capsys):
-    for code in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    assert blocks
+    for code in blocks:
         exec(code, {})

@@ -52,9 +52,7 @@ def test_public_names(package):
 
 
 def test_import_is_light():
-    code = ("import sys, time; start = time.perf_counter(); import tinymlir\n"
-            "took = time.perf_counter() - start\n"
+    code = ("import sys, tinymlir\n"
             "heavy = {'numpy', 'mlir', 'tokenizers', 'safetensors', 'asyncio'} & set(sys.modules)\n"
-            "print(took < 0.05, sorted(heavy))")
-    told = [python(code, SOURCE.parents[1]) for _ in range(3)]
-    assert "True []" in told
+            "print(sorted(heavy), len(sys.modules) < 100)")
+    assert python(code, SOURCE.parents[1]) == "[] True"

@@ -98,3 +98,22 @@ def test_programs_that_differ_in_one_bit_have_other_keys():
     graphs = [jit(f).compile(x).graph for f in programs]
     graphs += [jit(programs[0]).compile(np.ones(n)).graph for n in (1, 2)]
     assert len({store.fingerprint(g) for g in graphs}) == len(graphs)
+
+
+def test_a_changed_cell_of_a_chapter_keeps_away_from_the_cache(folder, tmp_path):
+    program = """
+import numpy as np
+from tinymlir import literate
+literate.begin("tinymlir.scalars")
+for _, _, code in literate._modules["tinymlir.scalars"].blocks:
+    literate.run_cell(code.replace('(Op.SQRT, "f"): math.sqrt', '(Op.SQRT, "f"): math.absf'))
+from tinymlir import jit
+print(float(jit(lambda x: np.sqrt(x) + 1)(np.array(4.0))))
+"""
+    env = {**os.environ, "TINYMLIR_CACHE": str(folder)}
+    env.pop("TINYMLIR_STRICT", None)
+    plain = "import numpy as np\nfrom tinymlir import jit\nprint(float(jit(lambda x: np.sqrt(x) + 1)(np.array(4.0))))"
+    for code, result in ((program, "5.0"), (plain, "3.0"), (program, "5.0"), (plain, "3.0")):
+        done = subprocess.run([sys.executable, "-c", code], text=True, env=env,
+                              capture_output=True)
+        assert done.stdout.strip() == result, done.stderr

@@ -59,6 +59,18 @@ def library_code(fields: tuple) -> native.Code:
 
 
 # %% 04_jit.md § From a graph to a function (3)
+def packed(count: int) -> str:
+    """LLVM's text of a function that takes the addresses as one array."""
+    lines, names = [], [f"%a{i}" for i in range(count)]
+    for i, name in enumerate(names):
+        lines += [f"  %p{i} = getelementptr ptr, ptr %all, i64 {i}",
+                  f"  {name} = load ptr, ptr %p{i}"]
+    given = ", ".join(f"ptr {name}" for name in names)
+    return "\n".join(["define void @packed(ptr %all) {", *lines,
+                      f"  call void @main({given})", "  ret void", "}"])
+
+
+# %% 04_jit.md § From a graph to a function (4)
 products: dict[str, Future] = {}
 products_lock = threading.Lock()
 
@@ -80,17 +92,7 @@ def product(symbol: str, fields: tuple) -> Future:
         return products[symbol]
 
 
-def packed(count: int) -> str:
-    """LLVM's text of a function that takes the addresses as one array."""
-    lines, names = [], [f"%a{i}" for i in range(count)]
-    for i, name in enumerate(names):
-        lines += [f"  %p{i} = getelementptr ptr, ptr %all, i64 {i}",
-                  f"  {name} = load ptr, ptr %p{i}"]
-    given = ", ".join(f"ptr {name}" for name in names)
-    return "\n".join(["define void @packed(ptr %all) {", *lines,
-                      f"  call void @main({given})", "  ret void", "}"])
-
-
+# %% 04_jit.md § From a graph to a function (5)
 def compiled_graph(graph: Graph) -> tuple[list[Any], bytes]:
     """The kernels that a graph calls, and its object file."""
     text, work = lower(graph)

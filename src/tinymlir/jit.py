@@ -162,7 +162,8 @@ class Jitted:
                 return self.cache[key]
             gate = self.gates.setdefault(key, threading.Lock())
         with gate:  # two threads with the same key compile once
-            found = self.cache.get(key)
+            with self.lock:
+                found = self.cache.get(key)
             return found or self.specialise(key, args, static, names, structures)
 
     def specialise(self, key, args, static, names, structures) -> Compiled:
@@ -172,11 +173,12 @@ class Jitted:
             for step in self.passes:
                 graph = step(graph)
             compiled = Compiled(graph, names, structures, result)
-        finally:
-            with self.lock:
-                self.gates.pop(key, None)
-        with self.lock:
+        except BaseException:
+            self.gates.pop(key, None)
+            raise
+        with self.lock:  # in the cache before the gate opens
             self.cache[key] = compiled
+            self.gates.pop(key, None)
             while len(self.cache) > self.limit:
                 self.cache.popitem(last=False)
         return compiled

@@ -41,6 +41,9 @@ FUTURES = {getattr(__future__, name).compiler_flag for name in __future__.all_fe
 
 # ---------------------------------------------------------------- in the kernel
 
+changed: set[str] = set()  # modules that run a cell which is not in their file
+
+
 class StaleCell(LiterateError):
     """An exported cell that the tangled file does not hold (only where TINYMLIR_STRICT is set)."""
 
@@ -71,6 +74,7 @@ class Module:
                 return str(self.path), line
         if strict():
             raise StaleCell(f"a cell is not in {self.module.__name__}: run `literate tangle`")
+        changed.add(self.module.__name__)
         name = cell_name(code)
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         return name, 1

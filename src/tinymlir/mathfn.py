@@ -11,7 +11,7 @@ from math import factorial
 from mlir import ir
 from mlir.dialects import arith, math
 
-from tinymlir.schedule import find
+from tinymlir.calls import find
 
 
 @dataclass(frozen=True)

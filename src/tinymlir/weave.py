@@ -126,6 +126,7 @@ def run(root: Path, names: list[str]) -> None:
     paths = select(root, names)
     tangle(root, [path for path in chapters(root) if path <= paths[-1]] if paths else [])
     os.environ["TINYMLIR_STRICT"] = "1"
+    os.environ["TINYMLIR_CACHE"] = "off"  # what is stored comes from this source
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     for path in paths:
