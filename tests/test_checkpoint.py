@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -453,7 +454,8 @@ def test_bare_masks_are_skipped(folder):
     {"bos_token_id": 0}, {"task_specific_params": {"a": 1}}, {"_name_or_path": "x"},
     {"architectures": ["GPT2LMHeadModel"]}, {"new_in_2030": False}, {"new": 0},
     {"id2label": {"0": "x"}, "num_labels": 1}, {"transformers_version": "4.57"},
-    {"repetition_penalty": 1.2, "top_k": 5, "num_beams": 2}, {"torch_dtype": "float32"}, {"dtype": "float32"}, {"pruned_heads": {}},
+    {"repetition_penalty": 1.2, "top_k": 5, "num_beams": 2}, {"torch_dtype": "float32"},
+    {"dtype": "float32"}, {"pruned_heads": {}},
     {"scale_attn_weights": True}, {"eos_token_id": None}, {"summary_type": "cls_index"},
     {"activation_function": None}, {"layer_norm_epsilon": None}, {"attn_pdrop": 0.1}])
 def test_harmless_keys(folder, changes):
@@ -660,10 +662,17 @@ def test_parts_in_the_current_folder(tmp_path, monkeypatch):
     assert default_directory() == BUNDLED
 
 
+def test_parts_are_not_fetched_again(folder, monkeypatch):
+    from tinymlir import fetch
+    parts()(folder)
+    monkeypatch.setattr(fetch, "download", None)
+    same_params(fetch.fetch(folder).params, tiny.make_tensors())
+    assert not (folder / WEIGHTS).exists() and not (folder / ".incomplete").exists()
+
+
 def test_nothing_is_compiled_for_a_bad_folder(folder, monkeypatch):
     """A refusal comes before the first compilation."""
-    from tinymlir import jit
-    monkeypatch.setattr(jit, "trace", None)
+    monkeypatch.setattr(import_module("tinymlir.jit"), "trace", None)
     config(scale_attn_by_inverse_layer_idx=True)(folder)
     for fused in (False, True):
         with pytest.raises(CheckpointError, match="scale_attn_by_inverse"):
@@ -697,3 +706,86 @@ def test_damage_never_surprises(pristine, tmp_path_factory, data):
         assert str(error).startswith(str(folder))
     finally:
         shutil.rmtree(folder)
+
+
+ODD = [None, 0, -1, 1, 2**31, 2**70, 1.5, float("nan"), float("inf"), "", "x", [], {}, [1],
+       {"a": 1}, True, False, "\ud800", "a\nb.safetensors", "\0.safetensors", ".safetensors"]
+
+
+def places(data, path=()):
+    """Every place in a tree of JSON but the root."""
+    items = data.items() if isinstance(data, dict) else (
+        enumerate(data) if isinstance(data, list) else ())
+    for key, value in list(items)[:12]:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def with_odd_values(raw):
+    for path in places(json.loads(raw)):
+        for value in ODD:
+            data = json.loads(raw)
+            inner = data
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = value
+            yield json.dumps(data).encode()
+
+
+def with_odd_bytes(raw):
+    dice = np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(raw)
+        for place in dice.integers(0, len(raw), dice.integers(1, 4)):
+            damaged[place] = dice.integers(256)
+        yield bytes(damaged)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX, WEIGHTS])
+@pytest.mark.parametrize("damage", [with_odd_values, with_odd_bytes])
+def test_damaged_json_never_surprises(folder, name, damage):
+    """Any value in any place: it works, or one line says why not. Never a panic."""
+    rest = b""
+    if name == INDEX:
+        parts()(folder)
+    raw = (folder / name).read_bytes()
+    if name == WEIGHTS:
+        size = 8 + int.from_bytes(raw[:8], "little")
+        raw, rest = raw[8:size], raw[size:]
+    for data in damage(raw):
+        head = len(data).to_bytes(8, "little") if name == WEIGHTS else b""
+        (folder / name).write_bytes(head + data + rest)
+        try:
+            _, _, made = read_checkpoint(folder, cast=True)
+            assert made.decode(made.encode("a b\té").ids) == "a b\té"
+        except CheckpointError as error:
+            assert str(error).isprintable() and str(error).startswith(str(folder))
+
+
+def test_a_terminal_obeys_no_file(folder, capsys):
+    """Names out of a file are quoted without control characters."""
+    tiny.write_weights(folder, **{"evil\x1b[2J\nname": SCRAP})
+    assert main(["generate", "abc", "--model", str(folder)]) == 1
+    line = capsys.readouterr().err.splitlines()[1]
+    assert "evil" in line and line.isprintable()
+
+
+@pytest.mark.parametrize("flags", [[], ["--fused"]])
+def test_all_at_once(folder, flags, capsys):
+    """Parts, prefix, masks, 16 bits, padding and n_ctx alone: the text is as before."""
+    tensors = {k: v.astype(np.float16) for k, v in tiny.make_tensors().items()}
+    tiny.write_weights(folder, **{k: v.astype(np.float32) for k, v in tensors.items()})
+    ask = ["generate", "abc", "--tokens", "6", "--model", str(folder), *flags]
+    assert main(ask) == 0
+    want = capsys.readouterr().out
+    files = tiny.halves()
+    padding = np.full((63, tiny.WIDTH), 99, np.float16)
+    tensors["wte.weight"] = np.concatenate([tensors["wte.weight"], padding])
+    files = {part: {f"transformer.{name}": tensors[name] for name in file}
+             for part, file in files.items()}
+    files[SECOND]["lm_head.weight"] = tensors["wte.weight"].astype(np.float32)
+    files[SECOND]["transformer.h.1.attn.bias"] = np.ones((1, 1, 24, 24), bool)
+    tiny.write_parts(folder, files)
+    tiny.write_config(folder, n_positions=None, vocab_size=320, torch_dtype="float16")
+    assert main([*ask, "--cast"]) == 0
+    assert capsys.readouterr().out == want

@@ -105,8 +105,9 @@ def test_a_changed_cell_of_a_chapter_keeps_away_from_the_cache(folder, tmp_path)
 import numpy as np
 from tinymlir import literate
 literate.begin("tinymlir.scalars")
-for _, _, code in literate._modules["tinymlir.scalars"].blocks:
-    literate.run_cell(code.replace('(Op.SQRT, "f"): math.sqrt', '(Op.SQRT, "f"): math.absf'))
+chapter = literate._modules["tinymlir.scalars"]
+for _, _, code in chapter.blocks:
+    chapter.run(code.replace('(Op.SQRT, "f"): math.sqrt', '(Op.SQRT, "f"): math.absf'))
 from tinymlir import jit
 print(float(jit(lambda x: np.sqrt(x) + 1)(np.array(4.0))))
 """

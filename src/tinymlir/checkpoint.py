@@ -1,54 +1,26 @@
 # Tangled from notebooks/05_gpt2.md: edit the chapter, not this file.
 
-# %% 05_gpt2.md § Three files (1)
+# %% 05_gpt2.md § The configuration (1)
 """Three files become a model; nothing in them is trusted (chapter 5)."""
 from __future__ import annotations
 
-import json
 import re
 import reprlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinymlir.errors import CheckpointError
 from tinymlir.ops import EPSILON, LayerNorm, Linear
-
-FILES = ("config.json", "model.safetensors", "tokenizer.json")
-AGAIN = "get the file again, from where the model came from"
-
-
-def refusal(where: Any, expected: str, got: str, hint: str) -> CheckpointError:
-    """The one line that says why a checkpoint cannot be used."""
-    return CheckpointError(f"{where}: expected {expected}, got {got}; {hint}")
+from tinymlir.weights import (
+    AGAIN, FILES, PARTS, Entry, check_file, find_weights, map_tensors, read_json,
+    refusal)
+from tinymlir.weights import read_index as read_index  # chapter 7 needs it too
 
 
-# %% 05_gpt2.md § Three files (2)
-HEADS = {
-    b"version https://git-lfs": ("a Git LFS pointer to it", "run `git lfs pull`"),
-    b"<!doctype": ("a web page", AGAIN),
-    b"<html": ("a web page", AGAIN),
-}
-
-
-def check_file(path: Path) -> None:
-    """Is there a file, and not one of the usual mishaps? Raises CheckpointError."""
-    if not path.is_file():
-        got = "a folder" if path.is_dir() else "nothing"
-        raise refusal(path, "a file", got, "`tinymlir fetch DIR` puts one there")
-    with path.open("rb") as file:
-        head = file.read(64).lstrip().lower()
-    if not head:
-        raise refusal(path, "a file of a model", "an empty one", AGAIN)
-    for start, (got, hint) in HEADS.items():
-        if head.startswith(start):
-            raise refusal(path, "a file of a model", got, hint)
-
-
-# %% 05_gpt2.md § The configuration (1)
 @dataclass(frozen=True)
 class Config:
     """The sizes of a model, and the token that ends a text (or None)."""
@@ -59,13 +31,28 @@ class Config:
     context: int
     vocabulary: int
     end: int | None = None
-
-
-SIZES = {"blocks": "n_layer", "width": "n_embd", "heads": "n_head",
-         "context": "n_positions", "vocabulary": "vocab_size"}
+    inner: int | None = None  # width inside a feed-forward; None for 4 times width
 
 
 # %% 05_gpt2.md § The configuration (2)
+SIZES = {"blocks": "n_layer", "width": "n_embd", "heads": "n_head",
+         "context": "n_positions", "vocabulary": "vocab_size"}
+WRONG = "use the config.json that belongs to the weights"
+
+
+def read_sizes(path: Path, data: dict[str, Any]) -> dict[str, int]:
+    """The sizes by our names. Raises CheckpointError."""
+    given = data.get("n_inner") is not None
+    keys = SIZES | ({"inner": "n_inner"} if given else {})
+    for key in keys.values():
+        value = data.get(key)
+        if type(value) is not int or not 0 < value < 2**31:
+            got = reprlib.repr(value)
+            raise refusal(f"{path}: {key}", "a positive integer", got, WRONG)
+    return {ours: data[key] for ours, key in keys.items()}
+
+
+# %% 05_gpt2.md § The configuration (3)
 SWITCHES: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new",),
@@ -74,6 +61,7 @@ SWITCHES: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "reorder_and_upcast_attn": (False,),
     "add_cross_attention": (False,),
+    "is_encoder_decoder": (False,),
     "tie_word_embeddings": (True,),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
@@ -81,52 +69,69 @@ SWITCHES: dict[str, tuple[Any, ...]] = {
     "torch_dtype": ("float32", None),
 }
 OTHER = "this model computes another formula than GPT-2; use another checkpoint"
-
-
-# %% 05_gpt2.md § The configuration (3)
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError."""
-    check_file(path)
-    try:
-        data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise refusal(path, "JSON", f"text that is not ({error})", AGAIN) from None
-    if not isinstance(data, dict):
-        raise refusal(path, "a JSON object", type(data).__name__, AGAIN)
-    return data
-
-
-def check_switches(path: Path, data: dict[str, Any]) -> None:
-    """Refuse each key that changes the formula. Raises CheckpointError."""
-    inner = (None, 4 * data["n_embd"])
-    for key, values in {**SWITCHES, "n_inner": inner}.items():
-        value = data.get(key, values[0])
-        if value not in values:
-            expected = " or ".join(map(repr, values))
-            raise refusal(f"{path}: {key}", expected, reprlib.repr(value), OTHER)
+CAST = "--cast (in Python: cast=True) converts it to float32"
+HALVES = {"float16": "F16", "bfloat16": "BF16"}  # in config.json, in safetensors
 
 
 # %% 05_gpt2.md § The configuration (4)
-WRONG = "use the config.json that belongs to the weights"
+def check_switches(path: Path, data: dict[str, Any], cast: bool) -> None:
+    """Refuse each key that changes the formula. Raises CheckpointError."""
+    for key, values in SWITCHES.items():
+        value = data.get(key, values[0])
+        half = key.endswith("dtype") and value in [*HALVES]
+        if value not in values and not (half and cast):
+            expected = " or ".join(map(repr, values))
+            raise refusal(f"{path}: {key}", expected, reprlib.repr(value),
+                          CAST if half else OTHER)
 
 
-def read_config(path: Path) -> Config:
+# %% 05_gpt2.md § The configuration (5)
+HARMLESS = re.compile(r"""
+    _.* | n_ctx | n_inner | (bos|eos|pad|sep|decoder_start)_token_id
+  | architectures | transformers_version | auto_map | tokenizer_class | prefix
+  | (attn|embd|resid)_pdrop | initializer_range | gradient_checkpointing
+  | summary_.* | predict_special_tokens | problem_type | finetuning_task
+  | task_specific_params | (id2|num_)labels? | label2id | is_decoder | use_cache
+  | output_\w+ | return_dict\w* | torchscript | use_bfloat16 | tf_legacy_loss
+  | chunk_size_feed_forward | tie_encoder_decoder | remove_invalid_values
+  | (max|min)_length | do_sample | early_stopping | num_beam\w+
+  | num_return_sequences | temperature | top_[kp] | typical_p | \w+_penalty
+  | \w*no_repeat_ngram_size | bad_words_ids | forced_[be]os_token_id
+  | (begin_)?suppress_tokens
+""", re.VERBOSE)
+
+
+def check_unknown(path: Path, data: dict[str, Any]) -> None:
+    """Refuse a key that we do not know, unless it is off."""
+    known = {*SIZES.values(), *SWITCHES}
+    for key, value in data.items():
+        if value and key not in known and not HARMLESS.fullmatch(key):
+            raise refusal(f"{path}: {key}", "a key of GPT-2's", reprlib.repr(value),
+                          "it may change the formula; if it does not, remove it")
+
+
+# %% 05_gpt2.md § The configuration (6)
+def check_end(path: Path, end: Any, tokens: int) -> None:
+    """Is it None, or a token that there is? Raises CheckpointError."""
+    if end is not None and not (type(end) is int and 0 <= end < tokens):
+        below = f"a token id below {tokens}"
+        raise refusal(f"{path}: eos_token_id", below, reprlib.repr(end), WRONG)
+
+
+def read_config(path: Path, cast: bool = False) -> Config:
     """The sizes, if the formula is GPT-2's. Raises CheckpointError."""
     data = read_json(path)
-    for key in SIZES.values():
-        value = data.get(key)
-        if type(value) is not int or value <= 0:
-            got = reprlib.repr(value)
-            raise refusal(f"{path}: {key}", "a positive integer", got, WRONG)
-    check_switches(path, data)
-    end = data.get("eos_token_id")
-    config = Config(**{ours: data[key] for ours, key in SIZES.items()}, end=end)
+    context = data.setdefault("n_positions", data.get("n_ctx"))
+    config = Config(**read_sizes(path, data), end=data.get("eos_token_id"))
+    check_switches(path, data, cast)
+    check_unknown(path, data)
+    if data.get("n_ctx") not in (None, context):
+        got = reprlib.repr(data["n_ctx"])
+        raise refusal(f"{path}: n_ctx", f"n_positions = {context}", got, WRONG)
     if config.width % config.heads:
         multiple = f"a multiple of n_head = {config.heads}"
         raise refusal(f"{path}: n_embd", multiple, str(config.width), WRONG)
-    if end is not None and not (type(end) is int and 0 <= end < config.vocabulary):
-        below = f"a token id below {config.vocabulary}"
-        raise refusal(f"{path}: eos_token_id", below, reprlib.repr(end), WRONG)
+    check_end(path, config.end, config.vocabulary)
     return config
 
 
@@ -165,11 +170,12 @@ PAIRS = (  # of a block: name in the file, class, shape of the weight in units o
 def tensor_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The name and shape of every tensor that there must be."""
     width = config.width
+    sizes = {1: width, 3: 3 * width, 4: config.inner or 4 * width}
     yield "wte.weight", (config.vocabulary, width)
     yield "wpe.weight", (config.context, width)
     for i in range(config.blocks):
         for name, _, units in PAIRS:
-            shape = tuple(width * unit for unit in units)
+            shape = tuple(sizes[unit] for unit in units)
             yield f"h.{i}.{name}.weight", shape
             yield f"h.{i}.{name}.bias", shape[-1:]
     yield "ln_f.weight", (width,)
@@ -177,105 +183,72 @@ def tensor_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 # %% 05_gpt2.md § The weights (3)
-class Entry(NamedTuple):
-    """Where a tensor lies in the file, in bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-def validate(path: Path) -> None:
-    """Is this a whole safetensors file? Raises CheckpointError."""
-    from safetensors import SafetensorError, safe_open
-    check_file(path)
-    try:
-        with safe_open(path, framework="numpy"):
-            return
-    except SafetensorError as error:
-        got = f"{path.stat().st_size:,} bytes that are not one ({error})"
-    raise refusal(path, "a whole safetensors file", got, AGAIN)
-
-
-# %% 05_gpt2.md § The weights (4)
-MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # we make our own mask
-
-
-def read_index(path: Path) -> dict[str, Entry]:
-    """The tensors of a safetensors file, without masks. Raises CheckpointError."""
-    validate(path)
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    index: dict[str, Entry] = {}
-    for name, entry in header.items():
-        short = name.removeprefix("transformer.")
-        if name == "__metadata__" or MASK.fullmatch(short):
-            continue
-        if short in index:
-            raise refusal(f"{path}: {name}", "one tensor of a name", "two", AGAIN)
-        start, stop = (8 + length + offset for offset in entry["data_offsets"])
-        index[short] = Entry(entry["dtype"], tuple(entry["shape"]), start, stop)
-    return index
-
-
-# %% 05_gpt2.md § The weights (5)
 FLOATS = "use float32 weights, and the config.json that belongs to them"
 
 
-def check_tensors(path: Path, config: Config, index: dict[str, Entry]) -> None:
+def check_tensors(path: Path, config: Config, index: dict[str, Entry],
+                  cast: bool) -> None:
     """Refuse a missing, extra or misshapen tensor, by its name."""
-    extra = set(index) - {"lm_head.weight"}
-    for name, shape in tensor_shapes(config):
+    head = {"lm_head.weight": (config.vocabulary, config.width)}
+    extra, tied = set(index), {k: v for k, v in head.items() if k in index}
+    dtypes = ["F32", *HALVES.values()] if cast else ["F32"]
+    for name, shape in chain(tensor_shapes(config), tied.items()):
         expected = f"float32 of shape {shape}"
         if name not in index:
             raise refusal(f"{path}: {name}", expected, "no such tensor", AGAIN)
         entry = index[name]
-        if (entry.dtype, entry.shape) != ("F32", shape):
+        if entry.dtype not in dtypes or entry.shape != shape:
             got = f"{entry.dtype} of shape {entry.shape}"
-            raise refusal(f"{path}: {name}", expected, got, FLOATS)
+            hint = CAST if entry.dtype in HALVES.values() and not cast else FLOATS
+            raise refusal(f"{entry.path}: {name}", expected, got, hint)
         extra.discard(name)
     for name in sorted(extra):
-        raise refusal(f"{path}: {name}", "only GPT-2's tensors", "this one", OTHER)
+        where = f"{index[name].path}: {name}"
+        raise refusal(where, "only GPT-2's tensors", "this one", OTHER)
 
 
-# %% 05_gpt2.md § The weights (6)
-def map_tensors(path: Path, index: dict[str, Entry]) -> dict[str, np.ndarray]:
-    """The tensors as read-only views of the file; nothing is copied."""
-    data = np.asarray(np.memmap(path, np.uint8, "r"))
-    return {name: map_tensor(path, data, entry) for name, entry in index.items()}
-
-
-def map_tensor(path: Path, data: np.ndarray, entry: Entry) -> np.ndarray:
-    """One tensor; it is read into memory only if it lies at an odd place."""
-    if entry.start % 4 == 0:
-        return data[entry.start:entry.stop].view("<f4").reshape(entry.shape)
-    count = (entry.stop - entry.start) // 4
-    return np.fromfile(path, "<f4", count, offset=entry.start).reshape(entry.shape)
-
-
-# %% 05_gpt2.md § The weights (7)
-def read_params(path: Path, config: Config) -> Params:
+# %% 05_gpt2.md § The weights (4)
+def read_params(directory: Path, config: Config, cast: bool = False) -> Params:
     """The weights of a model, checked and mapped. Raises CheckpointError."""
-    index = read_index(path)
-    check_tensors(path, config, index)
-    t = map_tensors(path, index)
-    head = t.get("lm_head.weight", t["wte.weight"])
-    if head is not t["wte.weight"] and not np.array_equal(head, t["wte.weight"]):
-        raise refusal(f"{path}: lm_head.weight", "the same as wte.weight",
-                      "another tensor", OTHER)
+    path, index = find_weights(directory)
+    check_tensors(path, config, index, cast)
+    t = map_tensors(index)
+    words = t["wte.weight"]
+    if not np.array_equal(t.get("lm_head.weight", words), words, equal_nan=True):
+        raise refusal(f"{index['lm_head.weight'].path}: lm_head.weight",
+                      "the same as wte.weight", "another tensor", OTHER)
     blocks = tuple(
         Block(*(kind(t[f"h.{i}.{name}.weight"], t[f"h.{i}.{name}.bias"])
                 for name, kind, _ in PAIRS))
         for i in range(config.blocks))
     last = LayerNorm(t["ln_f.weight"], t["ln_f.bias"])
-    return Params(t["wte.weight"], t["wpe.weight"], blocks, last)
+    return Params(words, t["wpe.weight"], blocks, last)
 
 
 # %% 05_gpt2.md § The vocabulary (1)
+MISFIT = "use the tokenizer.json that belongs to the weights"
+TRIAL = "".join(map(chr, [  # every first byte of UTF-8, and every later one
+    *range(0x800), *range(0x800, 0xd800, 0x800), *range(0xe000, 0x10000, 0x1000),
+    *range(0x10000, 0x110000, 0x20000)]))
+
+
+def check_kind(path: Path, tokenizer: Any) -> None:
+    """Is it a byte-level BPE that gives each text back? Raises CheckpointError."""
+    for part, kind in {"model": "BPE", "decoder": "ByteLevel"}.items():
+        got = type(getattr(tokenizer, part)).__name__
+        if got != kind:
+            raise refusal(f"{path}: {part}", kind, got, MISFIT)
+    if tokenizer.decode(tokenizer.encode(TRIAL).ids) != TRIAL:
+        raise refusal(path, "a tokenizer that decodes what it encodes",
+                      "one that loses some of it", MISFIT)
+
+
+# %% 05_gpt2.md § The vocabulary (2)
+PADDING = 1024  # this many rows or more are not padding but another vocabulary
+
+
 def read_tokenizer(path: Path, vocabulary: int) -> Any:
-    """A `tokenizers.Tokenizer` with this many tokens. Raises CheckpointError."""
+    """A `tokenizers.Tokenizer` for so many rows. Raises CheckpointError."""
     from tokenizers import Tokenizer
     check_file(path)
     try:
@@ -283,15 +256,17 @@ def read_tokenizer(path: Path, vocabulary: int) -> Any:
     except Exception as error:  # the library raises no class of its own
         raise refusal(path, "a tokenizer", f"none ({error})", AGAIN) from None
     size = tokenizer.get_vocab_size()
-    if size != vocabulary:
-        raise refusal(path, f"vocab_size = {vocabulary} tokens", str(size),
-                      "use the tokenizer.json that belongs to the weights")
+    if not vocabulary - PADDING < size <= vocabulary:
+        raise refusal(path, f"vocab_size = {vocabulary} tokens", str(size), MISFIT)
+    if {*tokenizer.get_vocab().values()} != {*range(size)}:
+        raise refusal(path, f"tokens 0 to {size - 1}", "others", MISFIT)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    check_kind(path, tokenizer)
     return tokenizer
 
 
-# %% 05_gpt2.md § The vocabulary (2)
+# %% 05_gpt2.md § The vocabulary (3)
 class Checkpoint(NamedTuple):
     """What the three files hold."""
 
@@ -300,23 +275,33 @@ class Checkpoint(NamedTuple):
     tokenizer: Any
 
 
-def read_checkpoint(directory: str | Path) -> Checkpoint:
+def read_checkpoint(directory: str | Path, cast: bool = False) -> Checkpoint:
     """Open a folder of config.json, model.safetensors and tokenizer.json.
 
-    Raises CheckpointError with the file, tensor or key that is not as it should be.
+    `cast` takes float16 and bfloat16 too, as float32. Padding of the vocabulary is
+    cut off. Raises CheckpointError with the file, tensor or key that is wrong.
     """
-    config_path, weights_path, tokenizer_path = (Path(directory) / f for f in FILES)
-    config = read_config(config_path)
-    params = read_params(weights_path, config)
+    config_path, _, tokenizer_path = (Path(directory) / name for name in FILES)
+    config = read_config(config_path, cast)
+    params = read_params(Path(directory), config, cast)
     tokenizer = read_tokenizer(tokenizer_path, config.vocabulary)
-    return Checkpoint(config, params, tokenizer)
+    tokens = tokenizer.get_vocab_size()
+    check_end(config_path, config.end, tokens)
+    return Checkpoint(replace(config, vocabulary=tokens),
+                      params._replace(words=params.words[:tokens]), tokenizer)
 
 
-# %% 05_gpt2.md § The vocabulary (3)
+# %% 05_gpt2.md § The vocabulary (4)
 BUNDLED = Path(__file__).parent / "checkpoints" / "tales"
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Are the files there, the weights whole or in parts?"""
+    config, whole, tokenizer = ((directory / name).is_file() for name in FILES)
+    return config and tokenizer and (whole or (directory / PARTS).is_file())
 
 
 def default_directory() -> Path:
     """./model if it holds a checkpoint, else the model that comes with tinymlir."""
     here = Path("model")
-    return here if all((here / name).is_file() for name in FILES) else BUNDLED
+    return here if is_checkpoint(here) else BUNDLED

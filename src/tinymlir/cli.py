@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +45,8 @@ def run_generate(args: argparse.Namespace) -> None:
     """Write the text that follows a prompt, piece by piece."""
     from tinymlir.model import encode, iterate_ids, load_model, stream
     pick = choice(args)
-    model, tokenizer = load_model(chosen_model(args), fused=args.fused)
+    model, tokenizer = load_model(
+        chosen_model(args), fused=args.fused, cast=args.cast)
     new = iterate_ids(
         model, encode(tokenizer, args.prompt), args.tokens, args.stop, pick)
     for piece in stream(tokenizer, new):
@@ -110,7 +112,7 @@ def run_verify(args: argparse.Namespace) -> int:
     from tinymlir.upstream import Upstream, fetch_checkout
     from tinymlir.verify import choose_prompt, summary, table, verify
     directory = chosen_model(args)
-    model, tokenizer = load_model(directory, fused=args.fused)
+    model, tokenizer = load_model(directory, fused=args.fused, cast=args.cast)
     prompt, known = choose_prompt(directory, args.prompt, args.tokens)
     checkout = fetch_checkout() if args.fetch_reference else args.reference
     reference = checkout and Upstream(
@@ -136,11 +138,13 @@ def add_model(add: Callable) -> None:
     add("--model", type=Path, metavar="DIR",
         help="a checkpoint (./model if there is one, else the bundled one)")
     add("--fused", action="store_true", help="run it as one function")
+    add("--cast", action="store_true", help="take weights of 16 bits, as float32")
 
 
 def add_generate(sub: Any) -> None:
     add = command(sub, "generate", run_generate)
-    add("prompt", help="the text to go on from")
+    add("prompt", help="the text to go on from; <|endoftext|> in it is not these "
+        "letters but the token that ends a text")
     add("--tokens", type=at_least(int, 0), default=10, metavar="N",
         help="how many tokens to add (10)")
     add_model(add)
@@ -191,16 +195,23 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 # %% 05_gpt2.md § The command (10)
+def tell(kind: str, what: object) -> None:
+    """One line on standard error."""
+    print(f"{kind}: {' '.join(str(what).split())}", file=sys.stderr, flush=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Obey a command line; the exit status is 0, 1 for refused or 2 for usage."""
     args = make_parser().parse_args(argv)
     try:
-        return args.function(args) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda what, *where: tell("warning", what)
+            return args.function(args) or 0
     except BrokenPipeError:  # nobody reads on; what is in the buffer goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
         return 130
-    except (TinymlirError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except (TinymlirError, OSError, Warning) as error:  # Warning: with -W error
+        tell("error", error)
         return 1

@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tinymlir.checkpoint import FILES, Checkpoint, read_checkpoint
+from tinymlir.checkpoint import FILES, Checkpoint, is_checkpoint, read_checkpoint
 from tinymlir.errors import CheckpointError
 
 REPOSITORY = "openai-community/gpt2"
@@ -57,7 +57,7 @@ def fetch(directory: str | Path) -> Checkpoint:
     What has arrived by then is kept aside, and the next call goes on from there.
     """
     directory = Path(directory)
-    if all((directory / name).exists() for name in FILES):
+    if is_checkpoint(directory) or all((directory / f).exists() for f in FILES):
         return read_checkpoint(directory)
     aside = directory / ".incomplete"
     aside.mkdir(parents=True, exist_ok=True)

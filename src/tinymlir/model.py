@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,11 +134,13 @@ KINDS = {  # the value of `fused`: what is built, and where
 
 
 def load_model(directory: str | Path, target: str = "cpu", fused: bool = False,
-               dtype: str | None = None, cache: bool = False) -> tuple[Any, Any]:
+               dtype: str | None = None, cache: bool = False, cast: bool = False
+               ) -> tuple[Any, Any]:
     """The model and the tokenizer in a folder; `fused` makes it one function.
 
-    Raises CheckpointError if the folder does not hold a GPT-2, and UnsupportedError
-    for an option that is not built yet.
+    `cast` converts weights of 16 bits to float32. Raises CheckpointError if the
+    folder does not hold a GPT-2, and UnsupportedError for an option that is not
+    built yet.
     """
     built: dict[str, list] = {
         "target": ["cpu"], "fused": [*KINDS], "dtype": [None], "cache": [False]}
@@ -147,7 +150,7 @@ def load_model(directory: str | Path, target: str = "cpu", fused: bool = False,
             raise UnsupportedError(
                 f"load_model: {name}={value!r} is not built yet; expected "
                 f"{' or '.join(map(repr, built[name]))}")
-    config, params, tokenizer = read_checkpoint(directory)
+    config, params, tokenizer = read_checkpoint(directory, cast)
     module, _, kind = KINDS[fused].partition(":")
     return getattr(import_module(module), kind)(config, params), tokenizer
 
@@ -235,20 +238,37 @@ def stream(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
 
 
 # %% 05_gpt2.md § Throwing dice (1)
-def sampler(temperature: float = 1.0, top_k: int | None = None,
-            seed: int = 0) -> Callable[[np.ndarray], int]:
-    """A `pick` that throws dice. Raises GenerationError for odds that are none."""
+def check_dice(temperature: Any, top_k: Any, seed: Any) -> None:
+    """Raises ArgumentError for what is no number, GenerationError for odds."""
+    asked = {"temperature": (temperature, Real, "a number"),
+             "top_k": (1 if top_k is None else top_k, Integral, "an integer"),
+             "seed": (seed, Integral, "an integer")}
+    for name, (value, kind, words) in asked.items():
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ArgumentError(f"{name}: expected {words}, got {value!r}")
     if not 0 < temperature < float("inf"):
         raise GenerationError(f"temperature: expected above 0, got {temperature}")
     if top_k is not None and top_k < 1:
         raise GenerationError(f"top_k: expected 1 or more, got {top_k}")
     if seed < 0:
         raise GenerationError(f"seed: expected 0 or more, got {seed}")
+
+
+# %% 05_gpt2.md § Throwing dice (2)
+def sampler(temperature: float = 1.0, top_k: int | None = None,
+            seed: int = 0) -> Callable[[np.ndarray], int]:
+    """A `pick` that throws dice.
+
+    Raises ArgumentError or GenerationError for odds that are none.
+    """
+    check_dice(temperature, top_k, seed)
     dice = np.random.default_rng(seed)
 
     def pick(scores: np.ndarray) -> int:
         best = np.argsort(-scores, kind="stable")[:top_k]
-        odds = np.cumsum(ops.softmax(scores[best].astype(np.float64) / temperature))
+        behind = scores[best].astype(np.float64) - float(scores[best[0]])
+        with np.errstate(over="ignore"):
+            odds = np.cumsum(ops.softmax(behind / temperature))
         place = np.searchsorted(odds, dice.random() * odds[-1], side="right")
         return int(best[place])
 
