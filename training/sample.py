@@ -26,10 +26,14 @@ OPENINGS = [
 ]
 
 
+def load_config(folder):
+    """What config.json says."""
+    return json.loads((Path(folder) / "config.json").read_text())
+
+
 def load(folder):
     """The model, ready to evaluate, and its tokenizer."""
-    folder = Path(folder)
-    config = json.loads((folder / "config.json").read_text())
+    folder, config = Path(folder), load_config(folder)
     keys = ["vocab_size", "n_positions", "n_embd", "n_layer", "n_head"]
     model = GPT2(*(config[key] for key in keys))
     model.load_state_dict(load_file(folder / "model.safetensors"))

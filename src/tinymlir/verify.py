@@ -244,8 +244,10 @@ KNOWN = [Known(
 def choose_prompt(checkpoint: Path, prompt: str | None, tokens: int
                   ) -> tuple[str, Text | None]:
     """The prompt, by default one that suits the model; the text, if it is known."""
-    with (checkpoint / "model.safetensors").open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    weights, digest = checkpoint / "model.safetensors", ""
+    if weights.exists():  # it may be in parts
+        with weights.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     known = next((known for known in KNOWN if known.digest == digest), None)
     if known is None:
         return TALE if prompt is None else prompt, None
