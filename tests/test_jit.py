@@ -374,3 +374,21 @@ def test_methods_and_callable_objects():
 
     assert (Layer(np.eye(4)).apply(X) == X).all()
     assert (jit(Scale())(X) == X * 2).all()
+
+
+def test_a_dtype_inside_another_function_is_refused():
+    inner = jit(lambda x: x * 2, dtype="float32")
+    with pytest.raises(errors.ArgumentError, match="give the dtype there"):
+        jit(lambda x: inner(x))(X)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x / x, lambda x: np.exp(x), lambda x: x * np.float32(2), lambda x: x + 1.5,
+    lambda x: x * np.sqrt(2), lambda x: x**0.5, lambda x: 2.0**x, lambda x: np.mean(x),
+    lambda x: np.maximum(x, 1.5), lambda x: x @ X[0, :3], lambda x: np.where(x > 1, x, 0.5)],
+    ids=range(11))
+def test_integers_become_float32_too(function):
+    ints = np.arange(1, 4)
+    ours = jit(function, dtype="float32")(ints)
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, function(ints), rtol=1e-6)

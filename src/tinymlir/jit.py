@@ -131,10 +131,18 @@ class Jitted:
     def __call__(self, *args: Any, **static: Any) -> Any:
         names, leaves, structures = self.take_apart(args, static)
         if any(isinstance(leaf, Expr) for _, leaf in leaves):
-            return self.function(*args, **static)  # inside another trace: inline
+            return self.inline(args, static)
         arrays = [prepare(leaf, path) for path, leaf in leaves]
         compiled = self.lookup(args, static, names, arrays, structures)
         return compiled.run(arrays)
+
+    def inline(self, args: tuple, static: dict) -> Any:
+        """Inside another trace: one program, compiled as the outer one says."""
+        if self.passes != DTYPES[None]:
+            raise ArgumentError(f"{self.function.__name__} has a dtype of its own, but "
+                                f"is called inside another compiled function, whose "
+                                f"dtype holds; give the dtype there")
+        return self.function(*args, **static)
 
     def __get__(self, obj: Any, kind: type | None = None) -> Callable:
         return self if obj is None else functools.partial(self, obj)  # a method

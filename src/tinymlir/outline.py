@@ -230,8 +230,9 @@ def select_rows(graph: Graph) -> Graph:
         a, b = product.operands
         if len(a.shape) != 2 or rows.size >= a.shape[0]:
             return same(node, operands)
-        flat = rows.reshape(rows.size)
-        picked = make(Op.MATMUL, make(Op.GATHER, a, flat), b)
+        gather = replace(make(Op.GATHER, a, rows.reshape(rows.size)),
+                         source=node.source)  # the line that an IndexError names
+        picked = make(Op.MATMUL, gather, b)
         return replace(picked.reshape(node.shape), source=node.source)
     return rewrite(graph, visit)
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -45,10 +46,19 @@ def narrow(graph: Graph) -> Graph:
             value = attrs["value"]
             made = constant(value, NARROW) if node.dtype == WIDE else node
         else:
-            made = replace(make(node.op, *operands, **attrs), source=node.source)
+            made = replace(narrowed(node.op, operands, attrs), source=node.source)
         new[id(node)] = made
     outputs = tuple(new[id(x)] for x in graph.outputs)
     return Graph(graph.name, graph.inputs, outputs, graph.names)
+
+
+def narrowed(op: Op, operands: list[Expr], attrs: dict[str, Any]) -> Expr:
+    """The node in float32, also where integers alone would make it float64."""
+    made = make(op, *operands, **attrs)
+    if made.dtype != WIDE:
+        return made
+    return make(op, *(x if x.dtype.kind == "f" else astype(x, NARROW)
+                      for x in operands), **attrs)
 
 
 REWRITES = [fold]  # chapter 6 adds to these
