@@ -84,6 +84,11 @@ def test_five_hundred_arguments_and_five_hundred_results():
     assert (tree["sum"] == sum(arrays)).all() and tree["none"] == []
 
 
+def test_more_arrays_than_a_call_of_ctypes_can_pass():
+    arrays = [np.full(2, float(i)) for i in range(1100)]
+    assert (jit(lambda *xs: sum(xs))(*arrays) == sum(arrays)).all()
+
+
 # ---------------------------------------------------------------- containers
 
 class Pair(NamedTuple):
@@ -264,6 +269,28 @@ def test_anything_that_can_be_called_can_be_compiled(name):
     for ours, theirs in zip(np.atleast_1d(compiled(*args)), np.atleast_1d(function(*args))):
         assert difference(ours, theirs, ulps=2) is None
     assert str(compiled.compile(*args).graph).startswith("graph ")
+
+
+@dataclasses.dataclass
+class Layer:
+    w: np.ndarray
+
+    @jit
+    def forward(self, x):
+        return x * self.w
+
+
+def test_methods_can_be_compiled():
+    assert (Layer(X).forward(X) == X * X).all() and len(Layer.forward.cache) == 1
+    assert (Layer(X + 1).forward(X) == X * (X + 1)).all() and len(Layer.forward.cache) == 1
+
+    class Plain:
+        @jit
+        def forward(self, x):
+            return x
+
+    with pytest.raises(errors.ArgumentError, match="self is a Plain"):
+        Plain().forward(X)
 
 
 def test_keywords_are_static_and_mistakes_are_pythons_own():

@@ -223,3 +223,23 @@ def test_a_captured_array_of_100_megabytes_is_one_more_argument():
     compiled = f.compile(big)
     assert max(map(len, compiled.stages.values())) < 20_000
     assert (compiled(big) == [0, 0, 6, 0]).all()
+
+
+# ---------------------------------------------------------------- more than there is
+
+def test_arrays_larger_than_memory_are_refused_before_anything_runs():
+    one, row = np.array(1.0), np.ones(2**20)
+    for function, x in ((lambda x: np.broadcast_to(x, (2**45,)), one), (lambda x: (x[:, None] * x)[0], row),
+                        (lambda x: np.sum(np.broadcast_to(x, (2**43,))[:3]), one)):
+        with pytest.raises(errors.TooLargeError, match="GiB of memory"):
+            jit(function)(x)
+    wide = jit(lambda x: np.sum(np.broadcast_to(x, (1000, 1000)), 0))
+    assert (wide(np.ones(1000)) == 1000).all()
+
+
+def test_arrays_of_many_dimensions():
+    for n in (8, 32):
+        x = values((1,) * (n - 2) + (2, 3), "f8")
+        battery({"all": lambda x: ((x + 1).T, np.sum(x, -1), x.reshape(6) * 2, x @ x.swapaxes(-1, -2))}, x)
+    with pytest.raises(errors.ShapeError, match="at most 32"):
+        jit(lambda x: x + 1)(np.ones((1,) * 33))

@@ -4,16 +4,19 @@
 """Whole-array operations as linalg on tensors (chapter 2)."""
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from mlir import ir
 from mlir.dialects import arith, linalg, tensor
 
-from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, rule
+from tinymlir.errors import TooLargeError
+from tinymlir.expr import ELEMENTWISE, REDUCTIONS, VIEWS, Expr, Op, rule
 from tinymlir.scalars import (
     SCALAR, convert, from_memory, is_number, number, scalar, stored, to_memory)
 
@@ -24,8 +27,17 @@ def tensor_type(shape: Sequence[int], dtype: np.dtype) -> ir.RankedTensorType:
     return ir.RankedTensorType.get(shape, stored(dtype))
 
 
+@cache
+def memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def empty(shape: Sequence[int], dtype: np.dtype) -> ir.Value:
-    """A tensor whose contents do not matter yet."""
+    """A tensor whose contents do not matter yet. Raises TooLargeError."""
+    if math.prod(shape) * dtype.itemsize > memory():
+        raise TooLargeError(f"an array of shape {tuple(shape)} and dtype {dtype} "
+                            f"does not fit into {memory() >> 30} GiB of memory")
     return tensor.empty(list(shape), stored(dtype))
 
 
@@ -85,6 +97,7 @@ class Builder:
     def __init__(self, module: ir.Module) -> None:
         self.module = module
         self.views: dict[int, View] = {}
+        self.depths: dict[int, int] = {}  # elementwise operations in a row, so far
         self.functions: dict[int, str] = {}  # of graphs that are called
         self.results: dict[int, list[ir.Value]] = {}  # of calls
 
@@ -104,8 +117,8 @@ class Builder:
             return view.tensor
         init = empty(node.shape, node.dtype)
         if view.map.is_permutation:
-            stored = list(view.map.results)
-            order = [stored.index(d) for d in dims(n)]
+            exprs = list(view.map.results)
+            order = [exprs.index(d) for d in dims(n)]
             op = linalg.transpose(view.tensor, outs=[init], permutation=order)
             value = op.result[0]
         else:
@@ -116,6 +129,9 @@ class Builder:
 
     def add(self, node: Expr) -> None:
         """Build one node by its rule in the table."""
+        above = [self.depths.get(id(x), 0) for x in node.operands]
+        if node.op in ELEMENTWISE | VIEWS:
+            self.depths[id(node)] = max(above, default=0) + (node.op in ELEMENTWISE)
         rule_ = MLIR[node.op] if not_empty(node) else nothing
         result = rule_(self, node)
         if not isinstance(result, View):
@@ -126,8 +142,10 @@ class Builder:
 # %% 02_builder.md § Views are maps (3)
 def not_empty(node: Expr) -> bool:
     """Are there elements to compute, and elements to compute them from?"""
-    some = any if node.op is Op.CONCATENATE else all
-    return bool(node.size) and some(x.size for x in node.operands)
+    if node.op is Op.CALL:  # its body looks after itself
+        return True
+    partly = node.op in (Op.CONCATENATE, Op.RESULT)  # some operands may be empty
+    return bool(node.size) and (partly or all(x.size for x in node.operands))
 
 
 def nothing(_: Builder, node: Expr) -> ir.Value:
@@ -146,6 +164,9 @@ def aligned(view: View, shape: Sequence[int], out: Sequence[int]) -> View:
 
 
 # %% 02_builder.md § Elementwise nodes (2)
+DEEP = 256  # elementwise operations in a row that may be fused
+
+
 @rule(MLIR, *ELEMENTWISE)
 def elementwise(b: Builder, node: Expr) -> ir.Value:
     """One linalg.generic over the shape of the result."""
@@ -159,8 +180,12 @@ def elementwise(b: Builder, node: Expr) -> ir.Value:
                   for x in node.operands]
         return scalar(node, values)
 
-    return generic([(v.tensor, v.map) for v in views], empty(node.shape, node.dtype),
-                   ir.AffineMap.get_identity(n), ["parallel"] * n, body)
+    value = generic(
+        [(v.tensor, v.map) for v in views], empty(node.shape, node.dtype),
+        ir.AffineMap.get_identity(n), ["parallel"] * n, body)
+    if b.depths[id(node)] % DEEP == 0:
+        value = linalg.copy(value, outs=[empty(node.shape, node.dtype)])
+    return value
 
 
 # %% 02_builder.md § Reductions (1)
@@ -202,7 +227,8 @@ def reduction(b: Builder, node: Expr) -> View:
     view, d = view_of_all(b, x, axes), dims(n)
 
     def body(v: ir.Value, old: ir.Value) -> ir.Value:
-        return combine(old if axes else number(start, wide), convert(v, x.dtype, wide))
+        before = old if axes else number(start, wide)
+        return combine(before, convert(v, x.dtype, wide))
 
     total = generic(
         [(view.tensor, view.map)], init, affine_map(n, [d[i] for i in kept]),
@@ -216,12 +242,14 @@ def reduction(b: Builder, node: Expr) -> View:
 
 def view_of_all(b: Builder, x: Expr, axes: Sequence[int]) -> View:
     """A view whose map names the axes; x is copied if it is broadcast along one."""
-    if any(d not in b.view(x).map.results for i, d in enumerate(dims(x.ndim)) if i in axes):
+    named, d = list(b.view(x).map.results), dims(len(x.shape))
+    if any(d[i] not in named for i in axes):
         b.dense(x)
     return b.view(x)
 
 
-def cast(value: ir.Value, shape: Sequence[int], old: np.dtype, new: np.dtype) -> ir.Value:
+def cast(value: ir.Value, shape: Sequence[int], old: np.dtype, new: np.dtype
+         ) -> ir.Value:
     """A whole tensor in another dtype."""
     identity = ir.AffineMap.get_identity(len(shape))
     return generic([(value, identity)], empty(shape, new), identity,
@@ -241,15 +269,17 @@ def matmul(b: Builder, node: Expr) -> ir.Value:
         for x, last in ((left, (i, k)), (right, (k, j))))
     maps = [a_map, c_map, affine_map(n, [*batch, i, j])]
     plain = all(list(m.results)[:-2] == batch for m in maps)
-    named = (linalg.batch_matmul if batch else linalg.matmul) if plain else linalg.contract
-    return named(a, c, outs=[init], indexing_maps=maps)
+    named = linalg.batch_matmul if batch else linalg.matmul
+    product = named if plain else linalg.contract
+    return product(a, c, outs=[init], indexing_maps=maps)
 
 
 def operand(b: Builder, x: Expr, dtype: np.dtype, n: int,
             exprs: list[ir.AffineExpr]) -> tuple[ir.Value, ir.AffineMap]:
     """A factor and its indexing map: read as stored if its rows or columns are."""
     view = b.view(x)
-    if not view.map.is_permutation or view.map.results[-1] not in dims(len(x.shape))[-2:]:
+    last_two = dims(len(x.shape))[-2:]
+    if not view.map.is_permutation or view.map.results[-1] not in last_two:
         b.dense(x)
         view = b.view(x)
     value = view.tensor

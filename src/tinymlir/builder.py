@@ -30,7 +30,8 @@ def build(graph: Graph, name: str = "main") -> ir.Module:
 def build_function(graph: Graph, name: str, module: ir.Module) -> func.FuncOp:
     """The function of a graph, at the current insertion point."""
     params, outputs = graph.arguments, graph.returned
-    types = [[tensor_type(x.shape, x.dtype) for x in xs] for xs in (params, outputs)]
+    types = [[tensor_type(x.shape, x.dtype) for x in xs]
+             for xs in (params, outputs)]
     function = func.FuncOp(name, ir.FunctionType.get(*types))
     marks = ir.DictAttr.get({key: make() for key, make in READ_ONLY.items()})
     function.arg_attrs = ir.ArrayAttr.get([marks] * len(params))
@@ -58,9 +59,10 @@ def call(b: Builder, node: Expr) -> ir.Value:
             build_function(body, name, b.module).attributes["sym_visibility"] = (
                 ir.StringAttr.get("private"))
         b.functions[id(body)] = name
-    types = [tensor_type(x.shape, x.dtype) for x in body.outputs]
-    given = [b.dense(x) for x in node.operands]
-    b.results[id(node)] = list(func.CallOp(types, b.functions[id(body)], given).results)
+    types = [tensor_type(x.shape, x.dtype) for x in body.returned]
+    given = [b.dense(x) for x in node.operands if x.size]
+    made = iter(func.CallOp(types, b.functions[id(body)], given).results)
+    b.results[id(node)] = [next(made) if x.size else None for x in body.outputs]
     return b.results[id(node)][0]
 
 

@@ -48,6 +48,10 @@ class ArgumentError(TinymlirError, TypeError):
     """A call whose arguments do not fit the function that was compiled."""
 
 
+class TooLargeError(TinymlirError, MemoryError):
+    """An array that cannot fit into the memory of this machine."""
+
+
 class CompileError(TinymlirError, RuntimeError):
     """MLIR or LLVM refused a module. This is our fault, not yours."""
 

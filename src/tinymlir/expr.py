@@ -17,7 +17,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tinymlir.errors import (
-    DTypeError, MissingAttributeError, TracedValueError, UnsupportedError, translated)
+    DTypeError, MissingAttributeError, ShapeError, TracedValueError,
+    UnsupportedError, translated)
 
 DTYPES = {np.dtype(long): short for long, short in (
     ("float32", "f32"), ("float64", "f64"), ("int32", "i32"),
@@ -27,11 +28,12 @@ DTYPES = {np.dtype(long): short for long, short in (
 # %% 01_expr.md § Types (2)
 def supported(dtype: Any) -> np.dtype:
     """The dtype in native byte order; DTypeError if there is none for it here."""
-    native = np.dtype(dtype).newbyteorder("=")
+    given = np.dtype(dtype)
+    native = given.newbyteorder("=") if given.kind in "fib" else None
     if native not in DTYPES:
         known = ", ".join(str(d) for d in DTYPES)
         raise DTypeError(
-            f"dtype {np.dtype(dtype)} is not supported; convert the array with "
+            f"dtype {given} is not supported; convert the array with "
             f"astype to one of {known}")
     return native
 
@@ -42,6 +44,11 @@ class TensorType:
 
     shape: tuple[int, ...]
     dtype: np.dtype
+
+    def __post_init__(self) -> None:
+        if len(self.shape) > 32:  # as far as np.broadcast_shapes can answer
+            raise ShapeError(f"arrays of {len(self.shape)} dimensions are not "
+                             f"supported; at most 32")
 
     def __str__(self) -> str:
         return f"{DTYPES[self.dtype]}[{','.join(map(str, self.shape))}]"
@@ -123,7 +130,8 @@ def _(*types: TensorType, op: Op) -> TensorType:
 
 # %% 01_expr.md § The line that wrote it (1)
 OURS = ("numpy.", *(f"tinymlir.{name}." for name in (
-    "expr", "protocols", "numpy_api", "indexing", "graph", "pytree", "jit", "passes")))
+    "expr", "protocols", "numpy_api", "indexing", "graph", "pytree", "jit",
+    "passes")))
 
 
 @dataclass(frozen=True)
@@ -157,8 +165,8 @@ INSTEAD = {
     "__bool__": "use np.where(condition, a, b) in place of an if",
     "__setitem__": "build a new array with np.where or np.concatenate",
     "__contains__": "compare with == and reduce with np.max",
-    "__array__": "use np.stack to make one array of several, and only the functions "
-                 "that chapter 1 lists",
+    "__array__": "use np.stack to make one array of several, and only the "
+                 "functions that chapter 1 lists",
 }
 KEYWORD = "pass the number as a keyword argument: keywords are static"
 
@@ -167,8 +175,9 @@ def refuse(name: str) -> Callable:
     """A method that says why a traced array cannot answer to this name."""
     def method(self: Expr, *_, **__):
         raise TracedValueError(
-            f"{user_line()}: {name} needs the numbers of a traced {self.type}, which "
-            f"exist only when the compiled code runs; {INSTEAD.get(name, KEYWORD)}")
+            f"{user_line()}: {name} needs the numbers of a traced {self.type}, "
+            f"which exist only when the compiled code runs; "
+            f"{INSTEAD.get(name, KEYWORD)}")
     return method
 
 
@@ -181,7 +190,7 @@ METHODS: dict[str, Callable] = {}
 class Expr(NDArrayOperatorsMixin):
     """One value of a traced program: an op applied to operands.
 
-    It behaves as an array whose shape and dtype are known and whose numbers are not."""
+    It behaves as an array with a shape and a dtype, but without numbers."""
 
     op: Op
     operands: tuple[Expr, ...]
@@ -244,9 +253,10 @@ def bound_method(x: Expr, name: str) -> Callable:
         return partial(located, METHODS[name], x)
     if name.startswith("__"):
         raise AttributeError(name)
+    known = ", ".join(k for k in METHODS if k[0] != "_")
     raise MissingAttributeError(
         f"{user_line()}: traced arrays have no attribute `{name}`; they have "
-        f"shape, dtype, ndim, size, T, {', '.join(k for k in METHODS if k[0] != '_')}")
+        f"shape, dtype, ndim, size, T, {known}")
 
 
 # %% 01_expr.md § A node (4)
@@ -261,12 +271,13 @@ def constant(value: Any, dtype: Any = None) -> Expr:
     """A leaf that holds a copy of the array, made once, at trace time."""
     if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
         raise UnsupportedError(
-            f"{type(value).__name__} is a subclass of ndarray with rules of its own; "
-            f"pass np.asarray(x)")
-    data = np.array(value, dtype)
+            f"{type(value).__name__} is a subclass of ndarray with rules of its "
+            f"own; pass np.asarray(x)")
+    data = np.array(value, dtype, order="C")  # native code reads row after row
     data = data.astype(supported(data.dtype), copy=False)
     data.flags.writeable = False
-    return Expr(Op.CONSTANT, (), TensorType(data.shape, data.dtype), {"value": data})
+    type_ = TensorType(data.shape, data.dtype)
+    return Expr(Op.CONSTANT, (), type_, {"value": data})
 
 
 def variable(shape: Iterable[int], dtype: Any) -> Expr:

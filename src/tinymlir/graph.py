@@ -83,8 +83,8 @@ def trace(function: Callable, args: tuple, static: dict[str, Any]
           ) -> tuple[Graph, Structure]:
     """Call the function with variables in place of arrays.
 
-    Returns the graph and the structure of the result. The arrays are looked at for
-    shape and dtype alone. Errors name the argument by its path, such as `params.w`."""
+    Returns the graph and the structure of the result. The arrays are looked at
+    for shape and dtype alone. Errors name the argument by its path."""
     names = parameter_names(function, len(args))
     pairs, structures = [], []
     for name, arg in zip(names, args):

@@ -1,18 +1,19 @@
 # Tangled from notebooks/01_expr.md: edit the chapter, not this file.
 
 # %% 01_expr.md § Indexing (1)
-"""x[key] for traced arrays (chapter 1)."""
+"""x[key], and cutting and joining of traced arrays (chapter 1)."""
 from __future__ import annotations
 
 import operator
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from tinymlir.errors import OutOfRangeError, TracedValueError, UnsupportedError
 from tinymlir.expr import (
     METHODS, NUMPY, TYPE, Expr, Op, TensorType, as_expr, constant, make, rule)
-from tinymlir.numpy_api import dummy
+from tinymlir.numpy_api import astype, dummy, expand_dims, ravel, reshaped, sample
 from tinymlir.protocols import implements
 
 
@@ -20,8 +21,8 @@ def getitem(x: Expr, key: Any) -> Expr:
     """x[key] for slices, integers, None, ... and one array of row numbers."""
     keys = key if isinstance(key, tuple) else (key,)
     if any(isinstance(k, (bool, np.bool_)) for k in keys):
-        raise UnsupportedError("True and False as an index are masks, which are not "
-                               "supported; to add an axis write None")
+        raise UnsupportedError("True and False as an index are masks, which are "
+                               "not supported; to add an axis write None")
     if any(is_array(k) for k in keys):
         return gather_rows(x, keys)
     view = dummy(x.type)[keys]
@@ -73,8 +74,8 @@ def gather_rows(x: Expr, keys: tuple) -> Expr:
             "a mask selects a number of elements that is not known while tracing; "
             "keep the shape and write np.where(mask, x, 0)")
     if rows.dtype.kind != "i":
-        raise OutOfRangeError("arrays used as indices must be of integer (or boolean) "
-                              f"type, not {rows.dtype}")
+        raise OutOfRangeError("arrays used as indices must be of integer (or "
+                              f"boolean) type, not {rows.dtype}")
     picked = pick(x, rows)
     return picked[(slice(None),) * rows.ndim + rest] if rest else picked
 
@@ -96,8 +97,8 @@ def pick(x: Expr, rows: Expr) -> Expr:
     numbers = rows.attrs["value"]
     bad = numbers[(numbers < -len(x)) | (numbers >= len(x))]
     if bad.size:
-        raise OutOfRangeError(f"index {bad[0]} is out of bounds for axis 0 with size "
-                              f"{len(x)}")
+        raise OutOfRangeError(
+            f"index {bad[0]} is out of bounds for axis 0 with size {len(x)}")
     if rows.ndim == 1 and rows.size and numbers[0] >= 0 and np.array_equal(
             numbers, np.arange(numbers[0], numbers[0] + rows.size)):
         return x[int(numbers[0]):int(numbers[0]) + rows.size]
@@ -113,3 +114,59 @@ def take(a, indices, axis=None):
 
 
 METHODS["__getitem__"] = getitem
+
+
+# %% 01_expr.md § Cutting and joining (1)
+@implements(np.split)
+def split(ary, indices_or_sections, axis=0):
+    x = as_expr(ary)
+    axis = normalize_axis_index(axis, x.ndim)
+    views = np.split(np.arange(x.shape[axis]), indices_or_sections)
+    pieces = []
+    for view in views:
+        first = int(view[0]) if len(view) else 0
+        pieces.append(x[(slice(None),) * axis + (slice(first, first + len(view)),)])
+    return pieces
+
+
+@rule(TYPE, Op.CONCATENATE)
+def _(*types: TensorType, axis: int) -> TensorType:
+    cut = [t.shape[:axis] + (0,) + t.shape[axis + 1:] for t in types]
+    rest = np.concatenate([np.empty(shape, bool) for shape in cut], axis).shape
+    total = sum(t.shape[axis] for t in types)
+    return TensorType((*rest[:axis], total, *rest[axis + 1:]), types[0].dtype)
+
+
+NUMPY[Op.CONCATENATE] = lambda *arrays, axis: np.concatenate(arrays, axis)
+
+
+@implements(np.concatenate)
+def concatenate(arrays, axis=0):
+    parts = [as_expr(a) for a in arrays]
+    np.concatenate([sample(p.type) for p in parts], axis)  # its errors count
+    if axis is None:
+        parts, axis = [ravel(p) for p in parts], 0
+    dtype = np.result_type(*(p.dtype for p in parts))
+    axis = normalize_axis_index(axis, parts[0].ndim)
+    return make(Op.CONCATENATE, *(astype(p, dtype) for p in parts), axis=axis)
+
+
+# %% 01_expr.md § Cutting and joining (2)
+@implements(np.stack)
+def stack(arrays, axis=0):
+    axis = operator.index(axis)
+    return concatenate([expand_dims(a, axis) for a in arrays], axis)
+
+
+@implements(np.hstack)
+def hstack(tup):
+    parts = [reshaped(a, np.atleast_1d) for a in tup]
+    return concatenate(parts, 0 if parts[0].ndim == 1 else 1)
+
+
+@implements(np.vstack)
+def vstack(tup):
+    return concatenate([reshaped(a, np.atleast_2d) for a in tup])
+
+
+METHODS["__stack__"] = stack

@@ -139,9 +139,10 @@ class Jitted:
     def inline(self, args: tuple, static: dict) -> Any:
         """Inside another trace: one program, compiled as the outer one says."""
         if self.passes != DTYPES[None]:
-            raise ArgumentError(f"{self.function.__name__} has a dtype of its own, but "
-                                f"is called inside another compiled function, whose "
-                                f"dtype holds; give the dtype there")
+            name = self.function.__name__
+            raise ArgumentError(f"{name} has a dtype of its own, but is called inside "
+                                f"another compiled function, whose dtype holds; give "
+                                f"the dtype there")
         return self.function(*args, **static)
 
     def __get__(self, obj: Any, kind: type | None = None) -> Callable:

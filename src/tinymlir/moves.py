@@ -139,7 +139,8 @@ def gather(b: Builder, node: Expr) -> ir.Value:
     def body(row: ir.Value, _: ir.Value) -> ir.Value:
         at = arith.index_cast(ir.IndexType.get(), row)
         wrapped = arith.addi(at, index(x.shape[0]))
-        at = arith.select(arith.cmpi(arith.CmpIPredicate.slt, at, index(0)), wrapped, at)
+        negative = arith.cmpi(arith.CmpIPredicate.slt, at, index(0))
+        at = arith.select(negative, wrapped, at)
         at = arith.minsi(arith.maxsi(at, index(0)), index(x.shape[0] - 1))
         return tensor.extract(source, [at, *(here(i) for i in range(lead, n))])
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.array_utils import normalize_axis_tuple
 from numpy.lib.stride_tricks import as_strided
 
-from tinymlir.errors import DTypeError, ShapeError, TracedValueError, UnsupportedError
+from tinymlir.errors import (
+    DTypeError, ShapeError, TracedValueError, UnsupportedError)
 from tinymlir.expr import (
     METHODS, NUMPY, TYPE, Expr, Op, TensorType, as_expr, constant, make, rule,
     supported)
@@ -24,7 +25,7 @@ REDUCE = {Op.SUM: np.sum, Op.MAX: np.max, Op.MIN: np.min}
 
 
 @rule(TYPE, *REDUCE)
-def _(x: TensorType, axis: tuple[int, ...], keepdims: bool, dtype: Any) -> TensorType:
+def _(x: TensorType, axis: tuple, keepdims: bool, dtype: Any) -> TensorType:
     kept = [1 if i in axis else n for i, n in enumerate(x.shape)
             if keepdims or i not in axis]
     return TensorType(tuple(kept), supported(dtype))
@@ -32,8 +33,10 @@ def _(x: TensorType, axis: tuple[int, ...], keepdims: bool, dtype: Any) -> Tenso
 
 NUMPY[Op.SUM] = lambda x, axis, keepdims, dtype: np.asarray(
     np.sum(x, axis=axis, keepdims=keepdims, dtype=dtype))
-NUMPY[Op.MAX] = lambda x, axis, keepdims, dtype: np.asarray(np.max(x, axis, None, keepdims))
-NUMPY[Op.MIN] = lambda x, axis, keepdims, dtype: np.asarray(np.min(x, axis, None, keepdims))
+NUMPY[Op.MAX] = lambda x, axis, keepdims, dtype: np.asarray(
+    np.max(x, axis=axis, keepdims=keepdims))
+NUMPY[Op.MIN] = lambda x, axis, keepdims, dtype: np.asarray(
+    np.min(x, axis=axis, keepdims=keepdims))
 
 
 # %% 01_expr.md § Functions (2)
@@ -46,7 +49,7 @@ def reduction(op: Op, a: Any, axis: Axis, keepdims: Any, **given: Any) -> Expr:
     """One reduction node; every axis when axis is None, as in NumPy."""
     x = as_expr(a)
     answer = REDUCE[op](sample(x.type), axis=axis, keepdims=keepdims, **given)
-    axes = range(x.ndim) if axis is None else axis
+    axes = range(x.ndim) if axis is None or x.ndim == 0 else axis
     axes = tuple(sorted(normalize_axis_tuple(axes, x.ndim)))
     return make(op, x, axis=axes, keepdims=bool(keepdims), dtype=answer.dtype)
 
@@ -79,8 +82,9 @@ def float_dtype(x: Expr, dtype: Any) -> np.dtype:
     if dtype is None:
         return np.dtype(np.float64) if x.dtype.kind in "bi" else x.dtype
     if supported(dtype).kind != "f":
-        raise UnsupportedError(f"a mean or variance of dtype {np.dtype(dtype)} is not "
-                               f"supported; write np.mean(x).astype(dtype)")
+        raise UnsupportedError(
+            f"a mean or variance of dtype {np.dtype(dtype)} is not supported; "
+            f"write np.mean(x).astype(dtype)")
     return supported(dtype)
 
 
@@ -133,8 +137,8 @@ def where(condition, x=None, y=None):
 
 
 def astype(a: Any, dtype: Any) -> Expr:
-    x = as_expr(a)
-    return x if x.dtype == supported(dtype) else make(Op.CAST, x, dtype=supported(dtype))
+    x, wanted = as_expr(a), supported(dtype)
+    return x if x.dtype == wanted else make(Op.CAST, x, dtype=wanted)
 
 
 # %% 01_expr.md § Matrix products (1)
@@ -192,8 +196,8 @@ def dot(a, b):
     if 0 in (x.ndim, y.ndim):
         return elementwise(Op.MUL, x, y)
     if y.ndim > 2:
-        raise UnsupportedError("np.dot with a stack of matrices on the right cannot "
-                               "be traced; use @")
+        raise UnsupportedError("np.dot with a stack of matrices on the right "
+                               "cannot be traced; use @")
     return matmul(x, y)
 
 
@@ -242,8 +246,8 @@ def reshaped(a: Any, function: Callable, *args: Any) -> Expr:
 def reshape(x: Any, *shape: Any, order: str = "C") -> Expr:
     """x.reshape(2, 3), x.reshape((2, -1)): at most one -1, as in NumPy."""
     if order != "C":
-        raise UnsupportedError(f"order={order!r} of reshape is not supported; a traced "
-                               f"array has no order but 'C'")
+        raise UnsupportedError(f"order={order!r} of reshape is not supported; a "
+                               f"traced array has no order but 'C'")
     return reshaped(x, np.ndarray.reshape, *shape)
 
 
@@ -317,65 +321,12 @@ def tril(m, k=0):
 def at_least_2d(m: Any) -> Expr:
     """A row becomes a matrix of equal rows, as NumPy's triu has it."""
     x = as_expr(m)
+    if x.ndim == 0:
+        raise DTypeError("a triangle needs an array of at least one dimension")
     return broadcast_to(x, (*x.shape, *x.shape)) if x.ndim == 1 else x
 
 
 # %% 01_expr.md § Moving data (5)
-@implements(np.split)
-def split(ary, indices_or_sections, axis=0):
-    x = as_expr(ary)
-    views = np.split(index_array(x.shape[axis]), indices_or_sections)
-    axis = normalize_axis_index(axis, x.ndim)
-    pieces = []
-    for view in views:
-        first = int(view[0]) if len(view) else 0
-        pieces.append(x[(slice(None),) * axis + (slice(first, first + len(view)),)])
-    return pieces
-
-
-def index_array(n: int) -> np.ndarray:
-    return np.arange(n)
-
-
-@rule(TYPE, Op.CONCATENATE)
-def _(*types: TensorType, axis: int) -> TensorType:
-    cut = [t.shape[:axis] + (0,) + t.shape[axis + 1:] for t in types]
-    rest = np.concatenate([np.empty(shape, bool) for shape in cut], axis).shape
-    total = sum(t.shape[axis] for t in types)
-    return TensorType((*rest[:axis], total, *rest[axis + 1:]), types[0].dtype)
-
-
-NUMPY[Op.CONCATENATE] = lambda *arrays, axis: np.concatenate(arrays, axis)
-
-
-@implements(np.concatenate)
-def concatenate(arrays, axis=0):
-    parts = [as_expr(a) for a in arrays]
-    np.concatenate([sample(p.type) for p in parts], axis)  # its errors count
-    if axis is None:
-        parts, axis = [ravel(p) for p in parts], 0
-    dtype = np.result_type(*(p.dtype for p in parts))
-    axis = normalize_axis_index(axis, parts[0].ndim)
-    return make(Op.CONCATENATE, *(astype(p, dtype) for p in parts), axis=axis)
-
-
-# %% 01_expr.md § Moving data (6)
-@implements(np.stack)
-def stack(arrays, axis=0):
-    return concatenate([expand_dims(a, axis) for a in arrays], axis)
-
-
-@implements(np.hstack)
-def hstack(tup):
-    parts = [reshaped(a, np.atleast_1d) for a in tup]
-    return concatenate(parts, 0 if parts[0].ndim == 1 else 1)
-
-
-@implements(np.vstack)
-def vstack(tup):
-    return concatenate([reshaped(a, np.atleast_2d) for a in tup])
-
-
 @implements(np.shape)
 def shape(a):
     return a.shape
@@ -391,7 +342,7 @@ def size(a, axis=None):
     return np.size(dummy(a.type), axis)
 
 
-# %% 01_expr.md § Moving data (7)
+# %% 01_expr.md § Moving data (6)
 def length(x: Expr) -> int:
     if x.ndim == 0:
         raise DTypeError("len() of unsized object")
@@ -399,15 +350,17 @@ def length(x: Expr) -> int:
 
 
 def astype_(x, dtype, order="K", casting="unsafe", subok=True, copy=True):
-    """x.astype(dtype): neither an order in memory nor a copy means anything here."""
+    """x.astype(dtype); an order in memory or a copy means nothing here."""
     sample(x.type).astype(dtype, order, casting, subok, copy)  # its errors count
     return astype(x, dtype)
 
 
 METHODS |= {
     "reshape": reshape, "transpose": transpose, "astype": astype_,
-    "copy": lambda x, order="C": x, "flatten": np.ravel, "max": np.max, "min": np.min,
-    "__len__": length, "__matmul__": matmul, "__stack__": stack,
+    "copy": lambda x, order="C": x, "flatten": np.ravel,
+    "max": np.max, "min": np.min,
+    "__len__": length, "__matmul__": matmul,
 }
 METHODS |= {f.__name__: f for f in (
-    np.sum, np.mean, np.var, np.std, np.ravel, np.squeeze, np.swapaxes, np.dot, np.take)}
+    np.sum, np.mean, np.var, np.std, np.ravel, np.squeeze, np.swapaxes, np.dot,
+    np.take)}

@@ -17,7 +17,8 @@ from tinymlir.expr import (
     COMPARISONS, METHODS, OP_OF, Expr, Op, as_expr, constant, located, loop, make,
     supported)
 
-ARRAYS = (Expr, np.ndarray, np.generic, bool, int, float, complex, list, tuple, range)
+ARRAYS = (Expr, np.ndarray, np.generic, bool, int, float, complex, list, tuple,
+          range)
 
 
 def apply_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) -> Any:
@@ -27,7 +28,8 @@ def apply_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) -> 
     return located(traced_ufunc, ufunc, method, inputs, keywords)
 
 
-def traced_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) -> Expr:
+def traced_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict
+                 ) -> Expr:
     """The node of a ufunc call; UnsupportedError for what would be ignored."""
     name = f"np.{ufunc.__name__}"
     if method != "__call__":
@@ -37,7 +39,8 @@ def traced_ufunc(ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) ->
             f"traced arrays cannot be written to: `out=` of {name} and operators "
             f"such as += are not supported; write x = x + y")
     if keywords:
-        raise UnsupportedError(f"keyword `{min(keywords)}` of {name} is not supported")
+        raise UnsupportedError(
+            f"keyword `{min(keywords)}` of {name} is not supported")
     if ufunc in COMPOSED:
         return composed(ufunc, *inputs)
     if ufunc not in OP_OF:
@@ -65,7 +68,7 @@ def elementwise(op: Op, *inputs: Any) -> Expr:
 
 
 def comparable(x: Any, inputs: tuple) -> Any:
-    """A Python int beyond the other operand's integers compares as an infinity does."""
+    """A Python int beyond the integers it meets is as good as an infinity."""
     kinds = [i.dtype for i in inputs if isinstance(i, Expr) and i.dtype.kind == "i"]
     if type(x) is not int or not kinds:
         return x
@@ -81,8 +84,8 @@ def power(base: Expr, exponent: Expr) -> Expr:
     one = exponent.op is Op.CONSTANT and exponent.size == 1
     if one and exponent.ndim and (whole or base.size > 1):
         shape = np.broadcast_shapes(base.shape, exponent.shape)
-        result = power(base, constant(exponent.attrs["value"].reshape(())))
-        return result if shape == result.shape else make(Op.BROADCAST, result, shape=shape)
+        x = power(base, constant(exponent.attrs["value"].reshape(())))
+        return x if shape == x.shape else make(Op.BROADCAST, x, shape=shape)
     if whole:
         check_integer_power(base, exponent)
     return make(Op.POW, base, exponent)
@@ -125,7 +128,8 @@ def composed(ufunc: np.ufunc, *inputs: Any) -> Expr:
     dtype = supported(ufunc.resolve_dtypes((*dtypes, None))[-1])
     result = COMPOSED[ufunc](*inputs)
     if result.dtype != dtype:
-        raise UnsupportedError(f"np.{ufunc.__name__} is not supported for these dtypes")
+        raise UnsupportedError(
+            f"np.{ufunc.__name__} is not supported for these dtypes")
     return result
 
 
@@ -141,9 +145,17 @@ def implements(*functions: Callable) -> Callable:
     return register
 
 
+IN_C: dict[Callable, Callable] = {  # these say what they take only since NumPy 2.4
+    np.concatenate: lambda arrays, /, axis=0, out=None, *, dtype=None,
+    casting="same_kind": None,
+    np.where: lambda condition, x=None, y=None, /: None,
+    np.dot: lambda a, b, out=None: None,
+}
+
+
 @lru_cache(maxsize=None)
-def parameters(function: Callable) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(function).parameters)
+def signature(function: Callable) -> inspect.Signature:
+    return inspect.signature(IN_C.get(function, function))
 
 
 def is_default(parameter: inspect.Parameter, value: Any) -> bool:
@@ -154,6 +166,11 @@ def is_default(parameter: inspect.Parameter, value: Any) -> bool:
 
 
 # %% 01_expr.md § Functions (2)
+COUNTING = {"nonzero", "flatnonzero", "argwhere", "unique", "extract", "compress"}
+SHAPES_BY_NUMBERS = (": the shape of its result depends on the numbers; keep the shape "
+                     "and use np.where(mask, x, 0)")
+
+
 def apply_function(function: Callable, args: tuple, keywords: dict) -> Any:
     """NEP 18: what `np.sum(x, axis=-1)` does when x is traced."""
     return located(traced_function, function, args, keywords)
@@ -163,12 +180,14 @@ def traced_function(function: Callable, args: tuple, keywords: dict) -> Any:
     """The nodes of a function call; UnsupportedError for what would be ignored."""
     name = f"np.{function.__name__}"
     if function not in FUNCTIONS:
-        raise UnsupportedError(f"{name} cannot be traced")
-    theirs, ours = parameters(function), FUNCTIONS[function]
-    bound = inspect.signature(function).bind(*args, **keywords).arguments
-    given = {k: v for k, v in bound.items() if not is_default(theirs[k], v)}
+        hint = SHAPES_BY_NUMBERS if function.__name__ in COUNTING else ""
+        raise UnsupportedError(f"{name} cannot be traced{hint}")
+    theirs, ours = signature(function), FUNCTIONS[function]
+    bound = theirs.bind(*args, **keywords).arguments
+    given = {key: value for key, value in bound.items()
+             if not is_default(theirs.parameters[key], value)}
     for key in given:
-        if key not in parameters(ours):
+        if key not in signature(ours).parameters:
             raise UnsupportedError(f"argument `{key}` of {name} is not supported")
     return ours(**given)
 

@@ -32,19 +32,19 @@ def freeze(value: Any, depth: int = 0) -> tuple:
         return kind, value
     if (split := children(value)) is not None:
         too_deep("a static argument", depth)
-        return kind, *((freeze(key), freeze(part, depth + 1)) for key, part in split)
+        return kind, *((freeze(k), freeze(part, depth + 1)) for k, part in split)
     if isinstance(value, np.ndarray) or kind.__hash__ is None:
         raise ArgumentError(
-            f"a static argument has to be hashable, not {kind.__name__}; pass arrays "
-            f"by position")
+            f"a static argument has to be hashable, not {kind.__name__}; pass "
+            f"arrays by position")
     return kind, value
 
 
 def too_deep(path: str, depth: int) -> None:
     """Raise ArgumentError for a tree that has no end, or is much too deep."""
     if depth >= DEEPEST:
-        raise ArgumentError(f"{path[:40]} contains itself, or is more than {DEEPEST} "
-                            f"containers deep")
+        raise ArgumentError(f"{path[:40]} contains itself, or is more than "
+                            f"{DEEPEST} containers deep")
 
 
 # %% 01_expr.md § Pytrees (2)
@@ -92,7 +92,8 @@ class Structure:
             return next(leaves)
         if self.parts is None:
             return self.static
-        return join(self.kind, self.keys, [part.fill(leaves) for part in self.parts])
+        parts = [part.fill(leaves) for part in self.parts]
+        return join(self.kind, self.keys, parts)
 
 
 class Leaf:

@@ -95,8 +95,9 @@ def to_memory(x: ir.Value) -> ir.Value:
 
 # %% 02_builder.md § Numbers (5)
 def to_bool(x: ir.Value) -> ir.Value:
-    compare, predicate = (arith.cmpf, Float.UNE) if is_float(x) else (arith.cmpi, Int.ne)
-    return compare(predicate, x, like(x, 0))
+    zero = like(x, 0)
+    return (arith.cmpf(Float.UNE, x, zero) if is_float(x)
+            else arith.cmpi(Int.ne, x, zero))
 
 
 WIDEN = {"ff": arith.extf, "ii": arith.extsi, "bi": arith.extui, "bf": arith.uitofp,
@@ -118,14 +119,15 @@ def convert(x: ir.Value, old: np.dtype, new: np.dtype) -> ir.Value:
 
 # %% 02_builder.md § Numbers (6)
 def to_integer(x: ir.Value, new: np.dtype) -> ir.Value:
-    """x cut to an integer; NaN, too large and too small become what NumPy makes of them."""
+    """x cut to an integer; what is none becomes what NumPy makes of it."""
     with np.errstate(invalid="ignore"):
         answers = np.array([np.nan, np.inf, -np.inf]).astype(new)
     low = float(np.iinfo(new).min)
     outside = (Float.UNO, x), (Float.OGE, like(x, -low)), (Float.OLT, like(x, low))
     result = arith.fptosi(element(new), x)
     for (predicate, limit), answer in zip(outside, answers):
-        result = arith.select(arith.cmpf(predicate, x, limit), number(answer, new), result)
+        found = arith.cmpf(predicate, x, limit)
+        result = arith.select(found, number(answer, new), result)
     return result
 
 
