@@ -140,9 +140,9 @@ class Jitted:
         """Inside another trace: one program, compiled as the outer one says."""
         if self.passes != DTYPES[None]:
             name = self.function.__name__
-            raise ArgumentError(f"{name} has a dtype of its own, but is called inside "
-                                f"another compiled function, whose dtype holds; give "
-                                f"the dtype there")
+            raise ArgumentError(f"{name} has a dtype of its own, but is called "
+                                f"inside another compiled function, whose dtype "
+                                f"holds; give the dtype there")
         return self.function(*args, **static)
 
     def __get__(self, obj: Any, kind: type | None = None) -> Callable:
