@@ -190,6 +190,8 @@ REUSE = {  # a value is used again after something could have been computed in i
     "reductions": lambda a, b: ((s := np.sum(c := a @ b)), s + c, s * s, np.sum(s), np.max(s) + a),
     "three products": lambda a, b: ((c := a @ b) + (d := b @ a) + c @ d, d @ c, c, d),
     "one of two": lambda a, b: (np.split(c := a @ b, [1])[0] @ c, np.split(c, [1])[1] @ c.T),
+    "sums of one": lambda a, b: [(f(s, dtype="f8") if f is np.sum else f(s)) + b[0]
+                                 for s in (np.sum(a), a[0, 0]) for f in (np.sum, np.mean, np.max)],
     "integers": lambda a, b: ((c := (a @ b).astype("i8")) @ c, c + 1, c),
     "repeats": lambda a, b: ((c := a @ a), (d := c @ a), d @ c, d @ d, c @ d),
 }

@@ -191,6 +191,17 @@ def test_moves(shape):
     battery(cases | MOVES, values(shape, "f8"), ulps=8, signs=False)
 
 
+TWELVE = [(12,), (12, 1), (1, 12), (3, 4), (4, 3, 1), (2, 6), (3, 1, 4), (2, 2, 3), (1, 3, 4, 1),
+          (2, 1, 6, 1), (2, 3, 1, 2), (1, 1, 12)]
+
+
+@pytest.mark.parametrize("old", TWELVE, ids=str)
+def test_every_reshape_of_every_shape(old):
+    battery({f"{new}": lambda x, s=new: (x.reshape(s), (x * 2).reshape(s) + 1, x.T.reshape(s) * 3,
+                                         np.sum(x.reshape(s), -1), x.reshape(s).T.reshape(old))
+             for new in TWELVE}, values(old, "f8"))
+
+
 # ---------------------------------------------------------------- indices
 
 KEYS = [0, 1, -1, 2, 5, -6, slice(None), slice(1, None), slice(None, None, -1), slice(None, None, 2),

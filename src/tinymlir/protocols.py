@@ -167,8 +167,8 @@ def is_default(parameter: inspect.Parameter, value: Any) -> bool:
 
 # %% 01_expr.md § Functions (2)
 COUNTING = {"nonzero", "flatnonzero", "argwhere", "unique", "extract", "compress"}
-SHAPES_BY_NUMBERS = (": the shape of its result depends on the numbers; keep the shape "
-                     "and use np.where(mask, x, 0)")
+SHAPES_BY_NUMBERS = (": the shape of its result depends on the numbers; keep the "
+                     "shape and use np.where(mask, x, 0)")
 
 
 def apply_function(function: Callable, args: tuple, keywords: dict) -> Any:
