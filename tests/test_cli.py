@@ -173,7 +173,8 @@ def test_interrupt(tmp_path):
             "sys.exit(tinymlir.cli.main(sys.argv[1:]))")
     process = subprocess.Popen(
         [sys.executable, "-c", code, "generate", "abc", "--model", str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # not inherited
     assert process.stderr.readline() == f"model: {folder}\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
