@@ -94,7 +94,7 @@ def battery(cases, *args, ulps=0, signs=True, compiled=True):
     names = [name for name in right if not failed[name]]
     for i in range(0, len(names) if compiled else 0, GROUP):
         some = names[i:i + GROUP]
-        ok, ours = outcome(jit(lambda *xs: [cases[n](*xs) for n in some]), args)
+        ok, ours = outcome(jit(lambda *xs, some=some: [cases[n](*xs) for n in some]), args)
         for n, result in zip(some, ours if ok else [ours] * len(some)):
             pairs = zip(leaves(result), leaves(right[n]))
             found = [difference(a, b, ulps, signs) for a, b in pairs]

@@ -56,6 +56,10 @@ def test_thousands_of_operations_compile_in_seconds(function):
     assert time.monotonic() - start < 60  # it would be minutes if time grew as a square
 
 
+def test_a_long_chain_is_cut_so_that_compile_time_grows_with_its_length():
+    assert jit(chain(600)).compile(X).stages["fused"].count("linalg.copy") == 1200 // 256
+
+
 def doubled(x):
     for _ in range(60):
         x = x + x
@@ -109,12 +113,16 @@ class Slots:
 
 
 CONTAINERS = {
-    "nested": lambda x: [(x, [x * 2, {"a": x + 1, "b": (x,)}]), {}], "empty": lambda x: [[], {}, (), None],
-    "none": lambda x: None, "number": lambda x: 3, "float": lambda x: x.size / 4, "text": lambda x: "text",
+    "nested": lambda x: [(x, [x * 2, {"a": x + 1, "b": (x,)}]), {}],
+    "empty": lambda x: [[], {}, (), None],
+    "none": lambda x: None, "number": lambda x: 3, "float": lambda x: x.size / 4,
+    "text": lambda x: "text",
     "shape": lambda x: x.shape, "dtype": lambda x: x.dtype, "bool": lambda x: True, "scalar":
-    lambda x: np.float64(2), "0-d": lambda x: np.sum(x), "order": lambda x: {"b": x, "a": x * 2, 3: x},
+    lambda x: np.float64(2), "0-d": lambda x: np.sum(x),
+    "order": lambda x: {"b": x, "a": x * 2, 3: x},
     "keys": lambda x: {1: x, 2.5: x, (1, "a"): x, None: x, b"k": x}, "empty arrays":
-    lambda x: [x[:0], np.zeros((0, 2)), x], "pair": lambda x: [*Pair(x, x + 1)], "complex": lambda x: 1j,
+    lambda x: [x[:0], np.zeros((0, 2)), x], "pair": lambda x: [*Pair(x, x + 1)],
+    "complex": lambda x: 1j,
     "range": lambda x: range(3), "a row each": lambda x: {i: row for i, row in enumerate(x)},
 }
 
@@ -147,7 +155,8 @@ def test_functions_of_nothing_and_results_of_nothing():
 
 
 @pytest.mark.parametrize("pair", [
-    (1, True), (1, 1.0), (0.0, -0.0), (1, np.int64(1)), ("1", b"1"), (1.0, np.float64(1)), (True, np.True_)])
+    (1, True), (1, 1.0), (0.0, -0.0), (1, np.int64(1)), ("1", b"1"), (1.0, np.float64(1)),
+    (True, np.True_)])
 def test_dicts_whose_keys_are_equal_but_not_the_same(pair):
     f = jit(lambda d: {k: v * 2 for k, v in d.items()})
     for key in pair:
@@ -157,7 +166,8 @@ def test_dicts_whose_keys_are_equal_but_not_the_same(pair):
 
 @pytest.mark.parametrize("pair", [
     (frozenset({1}), frozenset({True})), (0j, complex(0, -0.0)), (range(0, 3, 2), range(0, 4, 2)),
-    ({1: 2}, {True: 2}), ((1, (2,)), (1, (2.0,))), (Pair(1, 2), (1, 2)), ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ({1: 2}, {True: 2}), ((1, (2,)), (1, (2.0,))), (Pair(1, 2), (1, 2)),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     (-1, -2), (2**61 - 1, 0), (np.float32(1), np.float64(1)), (float("nan"), 0.0)])
 def test_statics_that_look_alike(pair):
     f = jit(lambda x, n: (x, repr(n)))
@@ -196,7 +206,8 @@ def test_deep_containers():
 STRANGERS = {
     "generator": (x for x in [1]), "set": {1}, "object": object(), "ufunc": np.tanh, "enum":
     enum.Enum("Color", "RED").RED, "OrderedDict": collections.OrderedDict(a=X), "list subclass":
-    type("Mine", (list,), {})([X]), "module": types, "decimal": decimal.Decimal(1), "iterator": iter([X]),
+    type("Mine", (list,), {})([X]), "module": types, "decimal": decimal.Decimal(1),
+    "iterator": iter([X]),
     "memoryview": memoryview(X), "bytearray": bytearray(b"x"), "slice": slice(1),
 }
 
@@ -212,9 +223,11 @@ def test_other_objects_are_refused_with_their_path(name):
 
 
 @pytest.mark.parametrize("array", [
-    np.ma.array([1.0]), np.ones(2).view(np.matrix), np.rec.array([(1.0,)], dtype=[("a", "f8")]), np.array(["a"]),
+    np.ma.array([1.0]), np.ones(2).view(np.matrix), np.rec.array([(1.0,)], dtype=[("a", "f8")]),
+    np.array(["a"]),
     np.array([None]), np.zeros(2, "f2"), np.zeros(2, "u4"), np.zeros(2, "c8"), np.zeros(2, "M8[D]"),
-    np.zeros(2, np.longdouble), np.zeros(2, "V3"), np.array(["a"], np.dtypes.StringDType()), np.str_("a"),
+    np.zeros(2, np.longdouble), np.zeros(2, "V3"), np.array(["a"], np.dtypes.StringDType()),
+    np.str_("a"),
     np.float16(1), np.datetime64("2020-01-01")], ids=lambda a: f"{type(a).__name__} {a.dtype}")
 def test_other_arrays_are_refused_wherever_they_come_from(array):
     for call, path in ((lambda: jit(lambda p: 1)([X, array]), r"p\[1\]"),
@@ -251,11 +264,16 @@ def add(a, b, /, c=1, *rest, d=2, **more):
 
 CALLABLES = {
     "np.tanh": (np.tanh, (X,)), "np.add": (np.add, (X, X)), "np.sum": (np.sum, (X,)), "np.matmul":
-    (np.matmul, (X, X.T)), "np.where": (np.where, (X > 1, X, 0)), "np.max": (np.max, (X, 1)), "abs": (abs, (X,)),
-    "operator": (operator.mul, (X, 2)), "len": (len, (X,)), "sum": (sum, (X,)), "method": (Model().method, (X,)),
-    "method, position": (Model().method, (X, 5)), "class method": (Model.of_class, (X,)), "static method":
-    (Model.static, (X,)), "object": (Model(), (X,)), "partial": (functools.partial(add, X, c=3), (X,)),
-    "partial of ufunc": (functools.partial(np.add, 1), (X,)), "class": (Pair, (X, X)), "rest": (add, (X, X, 2, X, X)),
+    (np.matmul, (X, X.T)), "np.where": (np.where, (X > 1, X, 0)), "np.max": (np.max, (X, 1)),
+    "abs": (abs, (X,)),
+    "operator": (operator.mul, (X, 2)), "len": (len, (X,)), "sum": (sum, (X,)),
+    "method": (Model().method, (X,)),
+    "method, position": (Model().method, (X, 5)), "class method": (Model.of_class, (X,)),
+    "static method":
+    (Model.static, (X,)), "object": (Model(), (X,)),
+    "partial": (functools.partial(add, X, c=3), (X,)),
+    "partial of ufunc": (functools.partial(np.add, 1), (X,)), "class": (Pair, (X, X)),
+    "rest": (add, (X, X, 2, X, X)),
     "jitted": (jit(np.tanh), (X,)), "itemgetter": (operator.itemgetter(0), (X,)), "methodcaller":
     (operator.methodcaller("sum", 1), (X,)), "lambda": (lambda x, n=3: x * n, (X,)),
 }
@@ -313,7 +331,8 @@ def test_values_that_leak_are_refused_and_leave_nothing_behind():
         f(X)
     assert not f.cache
     for function in (lambda x: x + leaked[0], lambda x: leaked[0], lambda x: [leaked[0][0], x],
-                     lambda x: np.where(leaked[0] > 0, x, x), lambda x: np.concatenate([x, leaked[0]])):
+                     lambda x: np.where(leaked[0] > 0, x, x),
+                     lambda x: np.concatenate([x, leaked[0]])):
         with pytest.raises(errors.TracedValueError, match="traced in another call"):
             jit(function)(X)
     for use in (float, np.asarray, bool, lambda x: np.ones(3) + np.array(x)):

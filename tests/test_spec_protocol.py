@@ -56,9 +56,9 @@ def strangers(x):
     """Operands that are no arrays, or of a dtype there is none of: TypeError."""
     for other in OTHERS["strangers"]:
         for f in (op.add, op.mul, op.lt, np.maximum):
-            for function in (lambda x: f(x, other), lambda x: f(other, x)):
+            for function in (lambda x, y, f=f: f(x, y), lambda x, y, f=f: f(y, x)):
                 with pytest.raises(TypeError):
-                    trace(function, (x,), {})
+                    trace(lambda x, function=function, y=other: function(x, y), (x,), {})
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -87,13 +87,25 @@ def test_operations_that_are_not_built_are_refused_by_name(name):
             (lambda x: np.tanh(x, out=np.empty(x.shape)), "out="),
             (lambda x: np.clip(x, 0, 1), "np.clip"), (lambda x: np.prod(x), "np.prod"),
             (lambda x: np.zeros_like(x), "np.zeros_like"), (lambda x: np.any(x), "np.any"),
-            (lambda x: np.linalg.norm(x), "np.norm"), (lambda x: np.einsum("ij->i", x), "np.einsum"),
-            (lambda x: np.sum(x, where=x > 0), "`where`"), (lambda x: np.sum(x, initial=3), "`initial`"),
-            (lambda x: np.sum(x, out=np.empty(())), "`out`"), (lambda x: np.mean(x, dtype=int), "int64"),
+            (lambda x: np.linalg.norm(x), "np.norm"),
+            (lambda x: np.einsum("ij->i", x), "np.einsum"),
+            (lambda x: np.sum(x, where=x > 0), "`where`"),
+            (lambda x: np.sum(x, initial=3), "`initial`"),
+            (lambda x: np.sum(x, out=np.empty(())), "`out`"),
+            (lambda x: np.mean(x, dtype=int), "int64"),
             (lambda x: np.concatenate([x, x], dtype="f4"), "`dtype`"),
-            (lambda x: x.reshape(-1, order="F"), "order='F'"), (lambda x: np.ravel(x, "F"), "`order`")]:
+            (lambda x: x.reshape(-1, order="F"), "order='F'"),
+            (lambda x: np.ravel(x, "F"), "`order`")]:
         with pytest.raises(errors.UnsupportedError, match=text):
             trace(function, (ARRAYS[name],), {})
+
+
+def test_where_refuses_the_number_that_numpys_where_wraps():
+    x = np.zeros(3, "i4")
+    assert np.where(x == 1, x, 2**40 + 7).tolist() == [7, 7, 7]
+    with pytest.raises(errors.NumberError, match="out of bounds for int32"):
+        trace(lambda x: np.where(x == 1, x, 2**40 + 7), (x,), {})
+    battery({"f4": lambda x: np.where(x == 1, x.astype("f4"), 1e300)}, x)
 
 
 # ---------------------------------------------------------------- reductions
@@ -129,7 +141,7 @@ def test_the_dtype_that_is_asked_for(dtype):
     battery(cases, x, ulps=64, signs=False)
     for d in ("f2", "c16", "u1", object, "M8[s]", "no such"):
         with pytest.raises(errors.DTypeError):
-            trace(lambda x: np.sum(x, dtype=d), (x,), {})
+            trace(lambda x, d=d: np.sum(x, dtype=d), (x,), {})
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (1,), (0, 3)], ids=str)
@@ -164,14 +176,17 @@ MOVES = {
     lambda x: x.copy(order="F"), "hstack": lambda x: np.hstack([x, x]), "vstack":
     lambda x: np.vstack([x, x]), "hstack rows": np.hstack, "len": len, "list": list,
     "unpack": lambda x: (lambda a, b: (b, a))(*x), "reversed": lambda x: list(reversed(x)),
-    "sum()": sum, "dot": lambda x: np.dot(x, x.T) if x.ndim < 3 else x, "x @ x": lambda x: x @ x, "x.T @ x":
+    "sum()": sum, "dot": lambda x: np.dot(x, x.T) if x.ndim < 3 else x, "x @ x": lambda x: x @ x,
+    "x.T @ x":
     lambda x: x.T @ x, "shape": lambda x: (np.shape(x), np.ndim(x), np.size(x)),
     "mixed": lambda x: np.concatenate([x, x.astype("f4"), x.astype("i4")]), "flat":
     lambda x: np.concatenate([x, x[..., None]], axis=None), "where": lambda x: np.where(x, x, -x),
     "weak": lambda x: np.where(x > 0, 1, 0), "weaker": lambda x: np.where(x > 0, 1, 0.5),
     "strong": lambda x: np.where(x > 0, 1.5, np.float32(2)), "list in where":
-    lambda x: np.where([True], x, [2]), "0-d in where": lambda x: np.where(True, np.array(2, "i4"), x),
-    "astype": lambda x: x.astype("f4", copy=False), "unsafe": lambda x: x.astype("i4", casting="unsafe"),
+    lambda x: np.where([True], x, [2]), "0-d in where": lambda x: np.where(True, np.array(2, "i4"),
+                                                                           x),
+    "astype": lambda x: x.astype("f4", copy=False),
+    "unsafe": lambda x: x.astype("i4", casting="unsafe"),
     "safe": lambda x: x.astype("i4", casting="safe"), "no dtype": lambda x: x.astype(),
     "+ list": lambda x: x + [x, x], "copies": lambda x: copy.deepcopy(x) + copy.copy(x),
     "logic": lambda x: np.logical_and(x, 2) | np.logical_or(0, x), "isnan": np.isnan,
@@ -204,11 +219,14 @@ def test_every_reshape_of_every_shape(old):
 
 # ---------------------------------------------------------------- indices
 
-KEYS = [0, 1, -1, 2, 5, -6, slice(None), slice(1, None), slice(None, None, -1), slice(None, None, 2),
+KEYS = [0, 1, -1, 2, 5, -6, slice(None), slice(1, None), slice(None, None, -1),
+        slice(None, None, 2),
         slice(-1, None, -2), slice(5, 1), slice(2, 0, -1), slice(-5, -4, -2), slice(1, 2, 3),
-        slice(None, None, 0), slice(1.0, 2), slice(np.int64(1), 10**30), None, ..., np.int64(1), 1.0,
+        slice(None, None, 0), slice(1.0, 2), slice(np.int64(1), 10**30), None, ..., np.int64(1),
+        1.0,
         "a", 2**40, -2**70]
-FIRST = [[], [0], [0, -1], [5], (0, 1), np.array([[0], [1]]), np.array([], int), np.array([], float),
+FIRST = [[], [0], [0, -1], [5], (0, 1), np.array([[0], [1]]), np.array([], int),
+         np.array([], float),
          np.array(1), range(2), [[0, 1], [1, 0]], np.array([0, 1], "i4"), [0.5], [[]]]
 REST = [slice(None), slice(1, None), ..., slice(None, None, -1)]
 
@@ -222,7 +240,8 @@ def test_indices(shape):
             compiled=len(shape) < 3)
 
 
-@pytest.mark.parametrize("key", [True, False, np.True_, (True, 0), (0, True), (..., False), [True, False],
+@pytest.mark.parametrize("key", [True, False, np.True_, (True, 0), (0, True), (..., False),
+                                 [True, False],
                                  np.array(True), np.array([True, False]), (0, [0, 1]),
                                  (slice(None), [0]), ([0], None), ([0], [1])], ids=repr)
 def test_indices_that_are_refused(key):

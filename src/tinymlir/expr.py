@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,7 @@ NUMPY.update(UFUNC)
 
 
 # %% 01_expr.md § One vocabulary of operations (4)
-@lru_cache(maxsize=None)
+@cache
 def loop(op: Op, *dtypes: Any) -> tuple[np.dtype, ...]:
     """The dtypes NumPy computes in: one for each operand, then the result's.
 

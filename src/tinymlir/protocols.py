@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,7 @@ IN_C: dict[Callable, Callable] = {  # these say what they take only since NumPy 
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature(function: Callable) -> inspect.Signature:
     return inspect.signature(IN_C.get(function, function))
 
