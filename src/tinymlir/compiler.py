@@ -4,6 +4,7 @@
 """From a graph to native code (chapter 4)."""
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import threading
@@ -15,6 +16,7 @@ from tinymlir import native, store
 from tinymlir.graph import Graph
 
 mlir_lock = threading.RLock()
+atexit.register(mlir_lock.acquire)  # Python may end; nobody may be inside MLIR then
 
 
 @functools.cache
