@@ -4,6 +4,7 @@
 """GPT-2 from a checkpoint: one compiled function for each sublayer (chapter 5)."""
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def prepare(model: Model, n: int) -> None:
         (run.feed_forward, (later, block.norm_2, block.up, block.down), {}),
         (run.embed, (np.zeros(n, int), params.words, params.positions), {}),
     ]
-    with ThreadPoolExecutor(len(jobs)) as pool:
+    with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
         list(pool.map(lambda job: job[0].compile(*job[1], **job[2]), jobs))
     prepared.add((model.config, n))
 
