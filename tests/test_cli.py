@@ -10,7 +10,7 @@ import tiny
 
 import tinymlir
 from tinymlir import generate, load_model
-from tinymlir.checkpoint import BUNDLED, FILES
+from tinymlir.checkpoint import BUNDLED
 from tinymlir.cli import main
 from tinymlir.model import generate_ids
 from tinymlir.ops import EXAMPLES
@@ -18,8 +18,6 @@ from tinymlir.ops import EXAMPLES
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "tinymlir"]
 STAGES = ["graph", "linalg", "fused", "bufferized", "lowered", "llvm"]
-bundled = pytest.mark.skipif(not all((BUNDLED / name).exists() for name in FILES),
-                             reason="needs the bundled checkpoint")
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +68,6 @@ def test_model_in_the_current_folder(tmp_path, monkeypatch, capsys):
     assert out == expected(tmp_path / "model", "abc", 3) + "\n" and err == "model: ./model\n"
 
 
-@bundled
 def test_bundled_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["generate", "Once upon a time", "--tokens", "3"]) == 0
@@ -79,7 +76,6 @@ def test_bundled_model(tmp_path, monkeypatch, capsys):
     assert err == "model: the bundled one (tales)\n"
 
 
-@bundled
 def test_half_a_model_in_the_current_folder_is_none(tmp_path, monkeypatch, capsys):
     tiny.write_checkpoint(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()

@@ -56,27 +56,23 @@ def check(kernel, m, k, n):
         assert (frame[:, :4] == 7).all() and (frame[:, 4 + n:] == 7).all()
 
 
+SIZES = {
+    "matmul": [(1, 1, 1), (2, 3, 5), (7, 9, 31), (8, 16, 16), (13, 300, 33), (15, 257, 40),
+               (16, 512, 17), (31, 5, 64)],
+    "matvec": [(1, 1, 1), (1, 3, 5), (1, 8, 16), (1, 9, 31), (1, 63, 33), (1, 257, 40),
+               (1, 768, 17)],
+}
+
+
+@pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("bits", [128, 256, 512])
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
 @pytest.mark.parametrize("columns", [False, True])
-def test_products_of_all_shapes(bits, types, columns):
+def test_products_of_all_sizes(kind, bits, types, columns):
     if bits > native.host().vector_bits:
         pytest.skip("this processor has no such vectors")
-    kernel = Kernel("matmul", types, columns, bits)
-    for m, k, n in [(1, 1, 1), (2, 3, 5), (7, 9, 31), (8, 16, 16), (13, 300, 33),
-                    (15, 257, 40), (16, 512, 17), (31, 5, 64)]:
-        check(kernel, m, k, n)
-
-
-@pytest.mark.parametrize("bits", [128, 256, 512])
-@pytest.mark.parametrize("types", TYPES, ids="-".join)
-@pytest.mark.parametrize("columns", [False, True])
-def test_products_of_one_row(bits, types, columns):
-    if bits > native.host().vector_bits:
-        pytest.skip("this processor has no such vectors")
-    kernel = Kernel("matvec", types, columns, bits)
-    for k, n in [(1, 1), (3, 5), (8, 16), (9, 31), (63, 33), (257, 40), (768, 17)]:
-        check(kernel, 1, k, n)
+    for m, k, n in SIZES[kind]:
+        check(Kernel(kind, types, columns, bits), m, k, n)
 
 
 def test_factors_with_strides():
