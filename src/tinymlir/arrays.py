@@ -16,9 +16,10 @@ from mlir import ir
 from mlir.dialects import arith, linalg, tensor
 
 from tinymlir.errors import TooLargeError
-from tinymlir.expr import ELEMENTWISE, REDUCTIONS, VIEWS, Expr, Op, rule
+from tinymlir.expr import (
+    ELEMENTWISE, REDUCTIONS, VIEWS, Expr, Op, is_number, rule)
 from tinymlir.scalars import (
-    SCALAR, convert, from_memory, is_number, number, scalar, stored, to_memory)
+    SCALAR, convert, from_memory, number, scalar, stored, to_memory)
 
 MLIR: dict[Op, Callable[..., Any]] = {}
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.dialects import arith, func, llvm, memref
 
-from tinymlir.schedule import Kernel, index, loop_over
+from tinymlir.scalars import index
+from tinymlir.schedule import Kernel, loop_over
 
 
 def find(module: ir.Module, *names: str) -> list[ir.Operation]:

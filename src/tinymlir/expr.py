@@ -280,6 +280,11 @@ def constant(value: Any, dtype: Any = None) -> Expr:
     return Expr(Op.CONSTANT, (), type_, {"value": data})
 
 
+def is_number(node: Expr) -> bool:
+    """A constant without a shape: it is written into the code."""
+    return node.op is Op.CONSTANT and not node.shape
+
+
 def variable(shape: Iterable[int], dtype: Any) -> Expr:
     """A leaf that stands for an argument."""
     return Expr(Op.INPUT, (), TensorType(tuple(shape), supported(dtype)))

@@ -15,7 +15,7 @@ import numpy as np
 import tinymlir.indexing  # noqa: F401  fills the tables of functions
 from tinymlir.errors import ArgumentError, TinymlirError, TracedValueError
 from tinymlir.expr import DTYPES, NUMPY, Expr, Op, as_expr, variable
-from tinymlir.pytree import Structure, flatten
+from tinymlir.pytree import Structure, flatten, flatten_all
 
 
 def reachable(outputs: Iterable[Expr]) -> tuple[Expr, ...]:
@@ -86,11 +86,7 @@ def trace(function: Callable, args: tuple, static: dict[str, Any]
     Returns the graph and the structure of the result. The arrays are looked at
     for shape and dtype alone. Errors name the argument by its path."""
     names = parameter_names(function, len(args))
-    pairs, structures = [], []
-    for name, arg in zip(names, args):
-        found, structure = flatten(arg, name)
-        pairs += found
-        structures.append(structure)
+    pairs, structures = flatten_all(args, names)
     inputs = [named(path, variable, leaf.shape, leaf.dtype) for path, leaf in pairs]
     leaves = iter(inputs)
     result = function(*(s.fill(leaves) for s in structures), **static)

@@ -20,7 +20,7 @@ from tinymlir.errors import (
     ArgumentError, DTypeError, OutOfRangeError, UnsupportedError, translated)
 from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType, supported
 from tinymlir.graph import Graph, parameter_names, trace
-from tinymlir.pytree import Structure, flatten, freeze
+from tinymlir.pytree import Structure, flatten_all, freeze
 from tinymlir.rewrites import improve, narrow
 
 
@@ -37,16 +37,6 @@ def prepare(array: Any, path: str) -> np.ndarray:
 
 
 # %% 04_jit.md § A compiled function (1)
-def flatten_all(args: tuple, names: Sequence[str]) -> tuple[list, tuple]:
-    """The arrays of all arguments, with their paths, and the structures."""
-    leaves, structures = [], []
-    for name, arg in zip(names, args):
-        found, structure = flatten(arg, name)
-        leaves += found
-        structures.append(structure)
-    return leaves, tuple(structures)
-
-
 @dataclass(eq=False)
 class Compiled:
     """One specialisation: the code of a function for certain shapes and statics."""

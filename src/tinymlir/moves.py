@@ -13,7 +13,7 @@ from mlir.dialects import arith, linalg, tensor
 from tinymlir.arrays import (
     MLIR, Builder, View, aligned, dims, empty, generic, tensor_type, zero)
 from tinymlir.expr import Expr, Op, rule
-from tinymlir.scalars import like
+from tinymlir.scalars import index, like
 
 
 @rule(MLIR, Op.TRANSPOSE)
@@ -91,10 +91,6 @@ def slice_(b: Builder, node: Expr) -> ir.Value:
 def here(i: int) -> ir.Value:
     """The i-th coordinate of the point a generic body is at."""
     return linalg.IndexOp(i).result
-
-
-def index(value: int) -> ir.Value:
-    return arith.constant(ir.IndexType.get(), value)
 
 
 # %% 02_builder.md § Views and copies (4)

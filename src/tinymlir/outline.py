@@ -10,13 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tinymlir.expr import NUMPY, TYPE, Expr, Op, TensorType, make, rule, variable
+from tinymlir.expr import (
+    NUMPY, TYPE, Expr, Op, TensorType, is_number, make, rule, variable)
 from tinymlir.graph import Graph, evaluate, rewrite, same
 from tinymlir.rewrites import REWRITES
-
-
-def is_number(node: Expr) -> bool:
-    return node.op is Op.CONSTANT and not node.shape
 
 
 def key(node: Expr) -> tuple:

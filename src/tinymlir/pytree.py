@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,3 +129,14 @@ def flatten(tree: Any, path: str, depth: int = 0
     keys = tuple(key for key, _ in split)
     frozen = tuple(map(freeze, keys)) if type(tree) is dict else ()
     return leaves, Structure(type(tree), tuple(parts), frozen, keys)
+
+
+def flatten_all(args: Sequence[Any], names: Sequence[str]
+                ) -> tuple[list[tuple[str, Any]], tuple[Structure, ...]]:
+    """The arrays of several trees, with their paths, and the structures."""
+    leaves, structures = [], []
+    for name, arg in zip(names, args):
+        found, structure = flatten(arg, name)
+        leaves += found
+        structures.append(structure)
+    return leaves, tuple(structures)

@@ -12,7 +12,7 @@ import numpy as np
 from mlir import ir
 from mlir.dialects import arith, math
 
-from tinymlir.expr import UFUNC, Expr, Op, loop
+from tinymlir.expr import UFUNC, Expr, Op, is_number, loop
 
 ELEMENT = {
     np.dtype("float32"): ir.F32Type.get, np.dtype("float64"): ir.F64Type.get,
@@ -30,6 +30,11 @@ def number(value: Any, dtype: np.dtype) -> ir.Value:
     """An arith.constant."""
     as_python = float if dtype.kind == "f" else int
     return arith.constant(element(dtype), as_python(value))
+
+
+def index(value: int) -> ir.Value:
+    """A constant for counting and addressing."""
+    return arith.constant(ir.IndexType.get(), value)
 
 
 # %% 02_builder.md § Numbers (2)
@@ -175,11 +180,6 @@ SPECIAL = {
 
 
 # %% 02_builder.md § Numbers (8)
-def is_number(node: Expr) -> bool:
-    """A constant that is written into the code."""
-    return node.op is Op.CONSTANT and not node.shape
-
-
 def scalar(node: Expr, values: list[ir.Value]) -> ir.Value:
     """The op on numbers, computed in the dtypes of NumPy's loop."""
     old = [x.dtype for x in node.operands]

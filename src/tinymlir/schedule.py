@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.dialects import arith, func, memref, scf, vector
 
+from tinymlir.scalars import index
+
 DEPTH = 256  # rows of B in a panel: 256 x 16 float64 are 32 KiB
 VECTORS = 2  # vectors in a row of the register tile
 
@@ -38,10 +40,6 @@ class Kernel:
 
 
 # %% 03_passes.md § The innermost loop (1)
-def index(value: int) -> ir.Value:
-    return arith.constant(ir.IndexType.get(), value)
-
-
 def matrix(element: str, strides: str) -> ir.MemRefType:
     """A matrix of unknown size, such as strides="?, 1"."""
     return ir.MemRefType(ir.Type.parse(
