@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tinymlir.compiler import take
 from tinymlir.expr import NUMPY, Expr, Op
 from tinymlir.fused import FusedModel, last_logits, padded, residual_names
 from tinymlir.graph import Graph, reachable
-from tinymlir.jit import Compiled, Jitted, prepare
+from tinymlir.jit import Compiled, Jitted
 from tinymlir.model import Model, Sublayers, residuals
 from tinymlir.pytree import LEAF, flatten
 from tinymlir.verify import Place, Report, compare
@@ -118,7 +119,7 @@ def in_sublayer(model: Model, place: Place) -> Case | None:
 
 
 def arrays_of(args: tuple) -> list[np.ndarray]:
-    return [prepare(leaf, path) for path, leaf in flatten(args, "args")[0]]
+    return [take(leaf, path) for path, leaf in flatten(args, "args")[0]]
 
 
 # %% 07_parity.md § Who did it? (7)

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,9 @@ def add_fetch(sub: Any) -> None:
         help="where to (./model)")
 
 
+LATER: list[str] = []  # "module:function" of subcommands that other chapters add
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The words of the command line."""
     parser = argparse.ArgumentParser(
@@ -191,6 +195,9 @@ def make_parser() -> argparse.ArgumentParser:
     sub = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (add_generate, add_verify, add_emit, add_fetch):
         add(sub)
+    for place in LATER:
+        module, _, name = place.partition(":")
+        getattr(import_module(module), name)(sub)
     return parser
 
 

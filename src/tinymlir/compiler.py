@@ -5,14 +5,19 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from tinymlir import native, store
+from tinymlir.errors import DTypeError, UnsupportedError
+from tinymlir.expr import supported
 from tinymlir.graph import Graph
 
 mlir_lock = threading.RLock()
@@ -105,7 +110,7 @@ def compiled_graph(graph: Graph) -> tuple[list[Any], bytes]:
     return kernels, native.generate(text)
 
 
-def load(graph: Graph) -> tuple[native.Code, list[native.Code]]:
+def load_code(graph: Graph) -> tuple[native.Code, list[native.Code]]:
     """The code of a graph, and the products that must stay alive with it."""
     key = store.key_of(store.fingerprint(graph))
     kept = store.read(key)
@@ -130,3 +135,40 @@ def texts(graph: Graph) -> Mapping[str, str]:
     low, work = lower(graph, keep=True)
     assembly = native.generate(low, native.ASSEMBLY).decode()
     return {"graph": str(graph), **work.texts, "llvm": low, "asm": assembly}
+
+
+# %% 04_jit.md § Memory (1)
+def take(array: Any, path: str) -> np.ndarray:
+    """The array as plain memory. Raises DTypeError or UnsupportedError."""
+    if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
+        raise UnsupportedError(f"{path} is a {type(array).__name__}, a subclass of "
+                               f"ndarray with rules of its own; pass np.asarray(x)")
+    try:
+        plain = np.asarray(array, supported(array.dtype), order="C")
+    except DTypeError as error:
+        raise DTypeError(f"{path}: {error}") from None
+    return plain if plain.flags.aligned else plain.copy()
+
+
+# %% 04_jit.md § Memory (2)
+class Native:
+    """A compiled graph on this processor."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.code, self.libraries = load_code(graph)
+        self.captured = [node.attrs["value"] for node in graph.arrays]
+        self.types = [(node.shape, node.dtype) for node in graph.results]
+        count = len(graph.arguments) + len(graph.returned)
+        self.pointers = ctypes.c_void_p * count
+        kind = ctypes.CFUNCTYPE(None, self.pointers)
+        self.function = kind(self.code.address("packed"))
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run on plain arrays of the right types; the results are fresh arrays."""
+        made = [np.empty(*kind) for kind in self.types]
+        memory = (*arrays, *self.captured, *made)
+        self.function(self.pointers(*(a.ctypes.data for a in memory if a.size)))
+        return made
+
+
+load = Native

@@ -4,36 +4,32 @@
 """jit: compile a NumPy function for the arrays it is called with (chapter 4)."""
 from __future__ import annotations
 
-import ctypes
 import functools
+import importlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from tinymlir import compiler
-from tinymlir.errors import (
-    ArgumentError, DTypeError, OutOfRangeError, UnsupportedError, translated)
-from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType, supported
+from tinymlir.errors import ArgumentError, OutOfRangeError, translated
+from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType
 from tinymlir.graph import Graph, parameter_names, trace
 from tinymlir.pytree import Structure, flatten_all, freeze
 from tinymlir.rewrites import improve, narrow
 
+TARGETS = {  # name -> the module that has take, load and texts
+    "cpu": "tinymlir.compiler",
+}
 
-def prepare(array: Any, path: str) -> np.ndarray:
-    """The array as plain memory. Raises DTypeError or UnsupportedError."""
-    if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
-        raise UnsupportedError(f"{path} is a {type(array).__name__}, a subclass of "
-                               f"ndarray with rules of its own; pass np.asarray(x)")
-    try:
-        plain = np.asarray(array, supported(array.dtype), order="C")
-    except DTypeError as error:
-        raise DTypeError(f"{path}: {error}") from None
-    return plain if plain.flags.aligned else plain.copy()
+
+def target_module(name: str) -> ModuleType:
+    """Imported when the first function is made for it."""
+    return importlib.import_module(TARGETS[name])
 
 
 # %% 04_jit.md § A compiled function (1)
@@ -45,14 +41,10 @@ class Compiled:
     names: Sequence[str]
     inputs: tuple[Structure, ...]
     result: Structure
+    target: str = "cpu"
 
     def __post_init__(self) -> None:
-        self.code, self.libraries = compiler.load(self.graph)
-        self.captured = [node.attrs["value"] for node in self.graph.arrays]
-        count = len(self.graph.arguments) + len(self.graph.returned)
-        self.pointers = ctypes.c_void_p * count
-        kind = ctypes.CFUNCTYPE(None, self.pointers)
-        self.function = kind(self.code.address("packed"))
+        self.program = target_module(self.target).load(self.graph)
 
     def __call__(self, *args: Any) -> Any:
         """Run. Raises ArgumentError for other shapes than those compiled for."""
@@ -60,26 +52,25 @@ class Compiled:
         if len(args) != len(self.inputs) or structures != self.inputs:
             raise ArgumentError(f"{self.graph.name} was compiled for arguments of "
                                 f"another structure")
-        arrays = [prepare(leaf, path) for path, leaf in leaves]
+        take = target_module(self.target).take
+        arrays = [take(leaf, path) for path, leaf in leaves]
         for array, node, path in zip(arrays, self.graph.inputs, self.graph.names):
             given = TensorType(array.shape, array.dtype)
             if given != node.type:
                 raise ArgumentError(f"{path}: expected {node.type}, got {given}")
         return self.run(arrays)
 
-    def run(self, arrays: Sequence[np.ndarray]) -> Any:
-        """Run on plain arrays of the right types. Raises OutOfRangeError."""
-        made = [np.empty(x.shape, x.dtype) for x in self.graph.results]
-        memory = (*arrays, *self.captured, *made)
-        self.function(self.pointers(*(a.ctypes.data for a in memory if a.size)))
+    def run(self, arrays: Sequence[Any]) -> Any:
+        """Run on what the target took. Raises OutOfRangeError."""
+        made = self.program(arrays)
         for node, rows in zip(self.graph.gathers, made[len(self.graph.outputs):]):
             check_rows(node, rows)
         return self.result.fill(iter(made))
 
     @cached_property
     def stages(self) -> Mapping[str, str]:
-        """The text of every stage, from `graph` to `asm`."""
-        return compiler.texts(self.graph)
+        """The text of every stage, from `graph` to machine code."""
+        return target_module(self.target).texts(self.graph)
 
 
 # %% 04_jit.md § A compiled function (2)
@@ -93,7 +84,6 @@ def check_rows(node: Expr, rows: np.ndarray) -> None:
 
 
 # %% 04_jit.md § Specialisation (1)
-TARGETS = ("cpu",)
 DTYPES = {None: (improve,), "float32": (narrow, improve)}  # -> rewrites
 
 
@@ -113,7 +103,7 @@ class Jitted:
                                 f"got {limit!r}")
         functools.update_wrapper(self, function, updated=())
         self.function, self.limit = function, limit
-        self.passes = DTYPES[dtype]
+        self.passes, self.target = DTYPES[dtype], target
         self.cache: OrderedDict[tuple, Compiled] = OrderedDict()
         self.gates: dict[tuple, threading.Lock] = {}
         self.lock = threading.RLock()
@@ -122,9 +112,13 @@ class Jitted:
         names, leaves, structures = self.take_apart(args, static)
         if any(isinstance(leaf, Expr) for _, leaf in leaves):
             return self.inline(args, static)
-        arrays = [prepare(leaf, path) for path, leaf in leaves]
+        arrays = self.take(leaves)
         compiled = self.lookup(args, static, names, arrays, structures)
         return compiled.run(arrays)
+
+    def take(self, leaves: Sequence[tuple[str, Any]]) -> list[Any]:
+        take = target_module(self.target).take
+        return [take(leaf, path) for path, leaf in leaves]
 
     def inline(self, args: tuple, static: dict) -> Any:
         """Inside another trace: one program, compiled as the outer one says."""
@@ -141,7 +135,7 @@ class Jitted:
     def compile(self, *args: Any, **static: Any) -> Compiled:
         """The specialisation for these arguments; compiles it if it is new."""
         names, leaves, structures = self.take_apart(args, static)
-        arrays = [prepare(leaf, path) for path, leaf in leaves]
+        arrays = self.take(leaves)
         return self.lookup(args, static, names, arrays, structures)
 
     def take_apart(self, args: tuple, static: dict) -> tuple:
@@ -171,7 +165,7 @@ class Jitted:
             graph, result = trace(self.function, args, static)
             for step in self.passes:
                 graph = step(graph)
-            compiled = Compiled(graph, names, structures, result)
+            compiled = Compiled(graph, names, structures, result, self.target)
         except BaseException:
             self.gates.pop(key, None)
             raise

@@ -103,13 +103,18 @@ class Leaf:
 LEAF = Structure(Leaf)
 
 
+def on_device(value: Any) -> bool:
+    """Is this an array in the memory of a GPU?"""
+    return hasattr(type(value), "__cuda_array_interface__")
+
+
 # %% 01_expr.md § Pytrees (4)
 def flatten(tree: Any, path: str, depth: int = 0
             ) -> tuple[list[tuple[str, Any]], Structure]:
     """All arrays of a tree with their paths, and the structure around them.
 
     Raises ArgumentError, with the path, for an object that is no pytree."""
-    if isinstance(tree, (np.ndarray, Expr, np.generic)):
+    if isinstance(tree, (np.ndarray, Expr, np.generic)) or on_device(tree):
         return [(path, tree)], LEAF
     if isinstance(tree, PLAIN):
         return [], Structure(type(tree), frozen=freeze(tree), static=tree)
