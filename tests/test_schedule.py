@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from tinymlir import compiler, native
+from tinymlir import compiler, native, threads
 from tinymlir.schedule import Kernel
 
 DTYPE = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
@@ -18,7 +18,8 @@ rng = np.random.default_rng(3)
 @lru_cache(maxsize=None)
 def product(kernel):
     """kernel -> function(a, b as stored, c, fresh)."""
-    code = native.Code(compiler.compiled_library(tuple(vars(kernel).values())))
+    code = native.Code(compiler.compiled_library(tuple(vars(kernel).values())),
+                       threads.symbols())
     address, number = ctypes.c_void_p, ctypes.c_int64
     call = ctypes.CFUNCTYPE(None, *[address, address, *[number] * 5] * 3, ctypes.c_bool)(
         code.address(kernel.symbol))
@@ -59,20 +60,47 @@ def check(kernel, m, k, n):
 SIZES = {
     "matmul": [(1, 1, 1), (2, 3, 5), (7, 9, 31), (8, 16, 16), (13, 300, 33), (15, 257, 40),
                (16, 512, 17), (31, 5, 64)],
-    "matvec": [(1, 1, 1), (1, 3, 5), (1, 8, 16), (1, 9, 31), (1, 63, 33), (1, 257, 40),
+    "dots": [(1, 1, 1), (1, 3, 5), (1, 8, 16), (1, 9, 31), (1, 63, 33), (1, 257, 40),
                (1, 768, 17)],
 }
 
 
-@pytest.mark.parametrize("kind", SIZES)
+KINDS = [("dots", True, 256), ("matmul", True, 256), ("matmul", False, 256),
+         ("matmul", False, 32), ("matmul", True, 16)]
+
+
+@pytest.mark.parametrize("kind, columns, depth", KINDS)
 @pytest.mark.parametrize("bits", [128, 256, 512])
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
-@pytest.mark.parametrize("columns", [False, True])
-def test_products_of_all_sizes(kind, bits, types, columns):
+def test_products_of_all_sizes(kind, columns, depth, bits, types):
     if bits > native.host().vector_bits:
         pytest.skip("this processor has no such vectors")
     for m, k, n in SIZES[kind]:
-        check(Kernel(kind, types, columns, bits), m, k, n)
+        check(Kernel(kind, types, columns, bits, depth), m, k, n)
+
+
+def test_more_rows_than_a_block_holds():
+    for depth in (32, 256):
+        check(Kernel("matmul", ("f32", "f32", "f32"), False,
+                     native.host().vector_bits, depth), 523, 40, 33)
+
+
+@pytest.mark.skipif(threads.count() < 2, reason="there is one thread only")
+@pytest.mark.parametrize("kind, columns, m", [("dots", True, 1), ("matmul", False, 1),
+                                              ("matmul", False, 40), ("matmul", True, 40)])
+def test_threads_give_the_same_bits(kind, columns, m):
+    bits, types = native.host().vector_bits, ("f64", "f32", "f64")
+    for k, n in ((700, 401), (1000, 1003), (300, 3001), (3000, 97)):
+        a, b = numbers((m, k), "f64"), numbers((k, n), "f32")
+        stored = np.ascontiguousarray(b.T) if columns else b
+        results = []
+        for parallel in (False, True):
+            c = np.empty((m, n))
+            product(Kernel(kind, types, columns, bits, parallel=parallel))(
+                a, stored, c, True)
+            results.append(c)
+        np.testing.assert_array_equal(*results)
+        np.testing.assert_allclose(results[0], a @ b, rtol=1e-11, atol=1e-9)
 
 
 def test_factors_with_strides():

@@ -4,13 +4,13 @@
 """Matrix products of a module become calls of kernels (chapter 3)."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlir import ir
 from mlir.dialects import arith, func, llvm, memref
 
 from tinymlir.scalars import index
-from tinymlir.schedule import Kernel, loop_over
+from tinymlir.schedule import Kernel, in_parallel, panel_depth
 
 
 def find(module: ir.Module, *names: str) -> list[ir.Operation]:
@@ -59,27 +59,31 @@ def factors_of(op: ir.Operation) -> list[Matrix]:
 
 
 # %% 03_passes.md § Calling a kernel (2)
-def kernel_for(a: Matrix, b: Matrix, c: Matrix, bits: int) -> Kernel:
+def kernel_for(a: Matrix, b: Matrix, c: Matrix, bits: int, parallel: bool) -> Kernel:
     """Which kernel computes this product."""
     types = [ir.MemRefType(m.value.type) for m in (a, b, c)]
     strides, _ = types[0].get_strides_and_offset()
     k = len(c.loops)
-    one_row = types[2].shape[-2] == 1 and a.loops[-1] == k and strides[-1] == 1
+    rows, columns = types[2].shape[-2], b.loops[-1] == k
     names = tuple(str(kind.element_type) for kind in types)
-    return Kernel("matvec" if one_row else "matmul", names, b.loops[-1] == k, bits)
+    if rows == 1 and columns and a.loops[-1] == k and strides[-1] == 1:
+        return Kernel("dots", names, columns, bits, parallel=parallel)
+    kernel = Kernel("matmul", names, columns, bits, parallel=parallel)
+    known = rows > 0  # else the number is only known when the program runs
+    return replace(kernel, depth=panel_depth(rows)) if known else kernel
 
 
 PRODUCTS = "linalg.matmul", "linalg.batch_matmul", "linalg.contract"
 
 
-def call_kernels(module: ir.Module, bits: int) -> set[Kernel]:
+def call_kernels(module: ir.Module, bits: int, parallel: bool) -> set[Kernel]:
     """Replace every matrix product by a call; returns the kernels called."""
     used = {}
     for op in find(module, *PRODUCTS):
         factors = factors_of(op)
-        kernel = kernel_for(*factors, bits)
+        kernel = kernel_for(*factors, bits, parallel)
         used[kernel.symbol] = kernel
-        fresh = take_fill(op)
+        fresh = sums_something(factors) and take_fill(op)
         with ir.InsertionPoint(op), ir.Location.unknown():
             call_kernel(kernel, factors, fresh)
         op.erase()
@@ -90,6 +94,13 @@ def call_kernels(module: ir.Module, bits: int) -> set[Kernel]:
         for symbol in used:
             func.FuncOp(symbol, kind, visibility="private")
     return set(used.values())
+
+
+def sums_something(factors: list[Matrix]) -> bool:
+    """Is there at least one k? Else the zeros are the result."""
+    a, _, c = factors
+    size = ir.MemRefType(a.value.type).shape[a.loops.index(len(c.loops))]
+    return size > 0  # an unknown size is a negative number
 
 
 def call_kernel(kernel: Kernel, factors: list[Matrix], fresh: bool) -> None:
@@ -106,8 +117,7 @@ def call_kernel(kernel: Kernel, factors: list[Matrix], fresh: bool) -> None:
 
     if k == 2:
         return call(None)
-    with loop_over(index(0), memref.dim(c.value, index(0)), index(1)) as batch:
-        call(batch)
+    in_parallel(memref.dim(c.value, index(0)), call)
 
 
 def b_as_stored(b: Matrix, kernel: Kernel, j: int, k: int, batch: ir.Value | None
@@ -137,6 +147,11 @@ def take_fill(op: ir.Operation) -> bool:
 
 def is_zero_fill(op: ir.Operation) -> bool:
     """Is this a linalg.fill with a constant 0?"""
-    value = op.operands[0].owner if op.name == "linalg.fill" else None
-    return (isinstance(value, ir.Operation) and value.name == "arith.constant"
-            and value.attributes["value"].value == 0)
+    return op.name == "linalg.fill" and constant_of(op.operands[0]) == 0
+
+
+def constant_of(value: ir.Value) -> float | None:
+    """The number, if it is a constant."""
+    made = value.owner  # an operation, or the block whose argument it is
+    known = not isinstance(made, ir.Block) and made.name == "arith.constant"
+    return made.attributes["value"].value if known else None

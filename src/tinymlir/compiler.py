@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tinymlir import native, store
+from tinymlir import native, pool, store, threads
 from tinymlir.errors import DTypeError, UnsupportedError
 from tinymlir.expr import supported
 from tinymlir.graph import Graph
@@ -38,7 +38,8 @@ def lower(graph: Graph, keep: bool = False) -> tuple[str, Any]:
     with mlir_lock, context():
         from tinymlir import passes
         from tinymlir.builder import build
-        work = passes.Work(build(graph), native.host().vector_bits)
+        work = passes.Work(build(graph), native.host().vector_bits,
+                           threads.count() > 1)
         passes.run_stages(work, passes.CPU, keep)
         return passes.to_llvm(work.module), work
 
@@ -62,7 +63,7 @@ def library_code(fields: tuple) -> native.Code:
     if kept is None:
         kept = [], compiled_library(fields)
         store.write(key, *kept)
-    return native.Code(kept[1])
+    return native.Code(kept[1], threads.symbols())
 
 
 # %% 04_jit.md § From a graph to a function (3)
@@ -112,7 +113,7 @@ def compiled_graph(graph: Graph) -> tuple[list[Any], bytes]:
 
 def load_code(graph: Graph) -> tuple[native.Code, list[native.Code]]:
     """The code of a graph, and the products that must stay alive with it."""
-    key = store.key_of(store.fingerprint(graph))
+    key = store.key_of(f"{threads.count() > 1} {store.fingerprint(graph)}")
     kept = store.read(key)
     if kept is None:
         kept = compiled_graph(graph)
@@ -121,6 +122,7 @@ def load_code(graph: Graph) -> tuple[native.Code, list[native.Code]]:
     loaded = {symbol: product(symbol, tuple_of(fields)).result()
               for symbol, fields in kernels}
     symbols = {symbol: lib.address(symbol) for symbol, lib in loaded.items()}
+    symbols |= threads.symbols() | pool.symbols()
     return native.Code(code, symbols), list(loaded.values())
 
 

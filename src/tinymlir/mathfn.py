@@ -64,7 +64,8 @@ def exp(x: ir.Value) -> ir.Value:
     """e**x within 1 ulp; 0, inf, NaN and subnormal results as they should be."""
     f = FORMAT[str(x.type)]
     whole = ir.IntegerType.get_signless(f.bits)
-    y = arith.minnumf(arith.maxnumf(x, const(x, f.low)), const(x, f.high))
+    tiny = arith.cmpf(arith.CmpFPredicate.OLT, x, const(x, f.low))
+    y = arith.minnumf(arith.select(tiny, const(x, 0), x), const(x, f.high))
     shifted = math.fma(y, const(x, 1.4426950408889634), const(x, f.round))
     n = arith.subf(shifted, const(x, f.round))
     r = math.fma(n, const(x, -f.ln2[0]), y)
@@ -76,6 +77,7 @@ def exp(x: ir.Value) -> ir.Value:
     rest = arith.subi(count, half)
     y = arith.mulf(series, power_of_two(half, x, f))
     y = arith.mulf(y, power_of_two(rest, x, f))
+    y = arith.select(tiny, const(x, 0), y)
     return arith.select(arith.cmpf(arith.CmpFPredicate.UNO, x, x), x, y)
 
 

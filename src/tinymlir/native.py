@@ -11,7 +11,7 @@ import threading
 import weakref
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint8
 from ctypes import c_uint64, c_void_p as pointer
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,11 @@ def taken(address: int) -> str:
 
 @cache
 def host() -> Host:
-    return Host(*(taken(call(f"Get{what}")) for what in (
+    found = Host(*(taken(call(f"Get{what}")) for what in (
         "DefaultTargetTriple", "HostCPUName", "HostCPUFeatures")))
+    if found.vector_bits < 512:  # else loops, too, may use them in full
+        return found
+    return replace(found, features=found.features + ",-prefer-256-bit")
 
 
 def machine() -> int:

@@ -13,6 +13,7 @@ from mlir.passmanager import PassManager
 
 from tinymlir.calls import call_kernels, find
 from tinymlir.errors import CompileError
+from tinymlir.loops import shape_loops
 from tinymlir.mathfn import expand_math
 from tinymlir.schedule import Kernel
 
@@ -26,16 +27,15 @@ BUFFERIZE = (
     "ownership-based-buffer-deallocation,canonicalize,"
     "buffer-deallocation-simplification,bufferization-lower-deallocations,"
     "canonicalize,cse")
-LOOPS = "func.func(convert-linalg-to-loops),canonicalize,cse"
+LOOPS = "func.func(convert-linalg-to-parallel-loops),canonicalize"
 LOWER = (
-    "expand-strided-metadata,lower-affine,convert-scf-to-cf,"
-    "convert-math-to-llvm,finalize-memref-to-llvm,"
-    "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},"
-    "convert-cf-to-llvm,convert-arith-to-llvm,convert-index-to-llvm,"
-    "reconcile-unrealized-casts,canonicalize,cse")
-LOWER_LIBRARY = (
-    "expand-strided-metadata,lower-affine,convert-scf-to-cf,convert-vector-to-llvm,"
-    "convert-to-llvm,reconcile-unrealized-casts,canonicalize,cse")
+    "convert-scf-to-openmp,canonicalize,expand-strided-metadata,lower-affine,"
+    "convert-scf-to-cf,convert-math-to-llvm,convert-vector-to-llvm,"
+    "finalize-memref-to-llvm,convert-func-to-llvm{{{functions}}},"
+    "convert-openmp-to-llvm,convert-cf-to-llvm,convert-arith-to-llvm,"
+    "convert-index-to-llvm,reconcile-unrealized-casts,canonicalize,cse")
+LOWER_PROGRAM = LOWER.format(functions="use-bare-ptr-memref-call-conv=1")
+LOWER_LIBRARY = LOWER.format(functions="")
 
 
 # %% 03_passes.md § The stages (2)
@@ -45,6 +45,7 @@ class Work:
 
     module: ir.Module
     bits: int = 512  # of the target's vector registers
+    parallel: bool = False  # may it use threads?
     kernels: set[Kernel] = field(default_factory=set)
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -59,6 +60,18 @@ def distinct_results(work: Work) -> None:
                     fresh = bufferization.AllocTensorOp(value.type, [], copy=value)
                     op.operands[i] = fresh.result
             seen.add(value)
+
+
+def own_fills(work: Work) -> None:
+    """Each user of a filled tensor gets one of its own, to work in place on it."""
+    for op in find(work.module, "linalg.fill"):
+        for use in list(op.results[0].uses)[1:]:
+            with ir.InsertionPoint(use.owner), ir.Location.unknown():
+                fill = op.clone()
+                empty = op.operands[1].owner.clone()
+                empty.move_before(fill)
+                fill.operands[1] = empty.results[0]
+            use.owner.operands[use.operand_number] = fill.results[0]
 
 
 def copies(work: Work) -> None:
@@ -78,7 +91,11 @@ def is_plain(value: ir.Value) -> bool:
 
 
 def products(work: Work) -> None:
-    work.kernels = call_kernels(work.module, work.bits)
+    work.kernels = call_kernels(work.module, work.bits, work.parallel)
+
+
+def loops(work: Work) -> None:
+    shape_loops(work.module, work.parallel)
 
 
 def functions(work: Work) -> None:
@@ -100,9 +117,9 @@ class Stage:
 CPU = (
     Stage("linalg", ()),
     Stage("fused", (FUSE,)),
-    Stage("bufferized", (distinct_results, BUFFERIZE, copies)),
-    Stage("scheduled", (products, LOOPS, functions)),
-    Stage("lowered", (LOWER,)),
+    Stage("bufferized", (own_fills, distinct_results, BUFFERIZE, copies)),
+    Stage("scheduled", (products, LOOPS, loops, "canonicalize,cse", functions)),
+    Stage("lowered", (LOWER_PROGRAM,)),
 )
 
 
@@ -137,7 +154,7 @@ def to_llvm(module: ir.Module) -> str:
     left = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if not op.name.startswith(("llvm.", "builtin.module")):
+        if not op.name.startswith(("llvm.", "omp.", "builtin.module")):
             left.add(op.name)
         return ir.WalkResult.ADVANCE
 

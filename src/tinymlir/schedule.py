@@ -12,7 +12,6 @@ from mlir.dialects import arith, func, memref, scf, vector
 
 from tinymlir.scalars import index
 
-DEPTH = 256  # rows of B in a panel: 256 x 16 float64 are 32 KiB
 VECTORS = 2  # vectors in a row of the register tile
 
 
@@ -24,15 +23,18 @@ TILE_ROWS = {512: (8, 4, 2, 1), 256: (4, 2, 1), 128: (8, 4, 2, 1)}
 class Kernel:
     """One of the compiled products: element types, the order of B, vector width."""
 
-    kind: str  # "matmul", or "matvec" for a single row of A
+    kind: str  # "matmul", or "dots" for one row of A and B stored as B.T
     types: tuple[str, str, str]  # of A, B and C, such as ("f64", "f32", "f64")
     columns: bool  # is B stored as B.T, as in a @ b.T? Then it is passed as stored
     bits: int  # of a vector register
+    depth: int = 256  # rows of B in a panel, see `panel_depth`
+    parallel: bool = False  # on several threads, if the matrices are large
 
     @property
     def symbol(self) -> str:
         order = "columns" if self.columns else "rows"
-        return "_".join([self.kind, *self.types, order])
+        threads = "threads" if self.parallel else "thread"
+        return "_".join([self.kind, *self.types, order, str(self.depth), threads])
 
     @property
     def lanes(self) -> int:
@@ -79,7 +81,7 @@ class Types:
         a, b, c = self.kernel.types
         self.a, self.c = matrix(a, "?, ?"), matrix(c, "?, 1")
         self.b = matrix(b, "?, 1")
-        if self.kernel.kind == "matvec":
+        if self.kernel.kind == "dots":
             self.a = matrix(a, "?, 1")
         lanes = self.kernel.lanes
         self.vector = ir.VectorType.get([lanes], ir.Type.parse(c))
@@ -87,7 +89,7 @@ class Types:
         self.vector_b = ir.VectorType.get([lanes], ir.Type.parse(b))
         self.mask = ir.VectorType.get([lanes], ir.IntegerType.get_signless(1))
         self.panel = ir.MemRefType(ir.Type.parse(
-            f"memref<{DEPTH}x{lanes * VECTORS}x{c}>"))
+            f"memref<{self.kernel.depth}x{lanes * VECTORS}x{c}>"))
 
 
 def columns_of(t: Types, j: ir.Value, width: ir.Value) -> Iterator[tuple]:
@@ -142,6 +144,7 @@ def pack_rows(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
     cols = list(columns_of(t, j, width))
     with loop_over(index(0), depth, index(1)) as at:
         line = arith.addi(k, at)
+        fetch_ahead(t, b, line, j)
         for offset, col, mask in cols:
             x = vector.maskedload(t.vector_b, b, [line, col], mask,
                                   zeros(t.vector_b))
@@ -150,10 +153,15 @@ def pack_rows(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
 
 def pack_columns(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
                  depth: ir.Value, width: ir.Value) -> None:
-    """Copy a panel of B that is stored as B.T: number by number."""
-    with loop_over(index(0), width, index(1)) as column:
+    """Copy a panel of B that is stored as B.T: number by number.
+
+    What lies beyond the edge is the last column again: any number does, but not what
+    happens to be in memory, since some numbers are slow to multiply."""
+    last = arith.addi(j, arith.subi(width, index(1)))
+    with loop_over(index(0), index(VECTORS * t.kernel.lanes), index(1)) as column:
+        line = arith.minui(arith.addi(j, column), last)
         with loop_over(index(0), depth, index(1)) as at:
-            x = memref.load(b, [arith.addi(j, column), arith.addi(k, at)])
+            x = memref.load(b, [line, arith.addi(k, at)])
             memref.store(widen(x, t.vector.element_type), panel, [at, column])
 
 
@@ -174,78 +182,79 @@ class loop_over:
         self.at.__exit__(*error)
 
 
+# %% 03_passes.md § The panel (2)
+LINE = 64  # bytes that come from memory together
+
+
+def fetch_ahead(t: Types, b: ir.Value, line: ir.Value, j: ir.Value) -> None:
+    """Ask for the part of B that a later panel copies when this one copies `line`."""
+    deep = t.kernel.depth == DEEP
+    size = int(t.kernel.types[1][1:]) // 8
+    wide = VECTORS * t.kernel.lanes
+    rows, columns = (0, 2 * wide) if deep else (t.kernel.depth, 0)
+    row = arith.addi(line, index(rows))
+    for first in range(0, wide, LINE // size):
+        column = arith.addi(j, index(columns + first))
+        memref.prefetch(b, [row, column], False, 2, True)  # to read; to level 2
+
+
 # %% 03_passes.md § The loops around it (1)
-def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
-           ) -> None:
-    """C += A @ B by panels of B and tiles of C."""
-    rows, columns = memref.dim(a, index(0)), memref.dim(c, index(1))
-    depths = memref.dim(a, index(1))
-    wide = index(VECTORS * t.kernel.lanes)
-    panel = memref.alloca(t.panel, [], [], alignment=64)
+ROWS = 256  # rows of A that stay in the second level of cache
+Part = tuple[ir.Value, ir.Value]  # the first column, and the one after the last
+
+
+def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
+           part: Part) -> None:
+    """C += A @ B by panels of B and tiles of C, for a part of the columns."""
+    rows, depths = memref.dim(a, index(0)), memref.dim(a, index(1))
+    wide, most = index(VECTORS * t.kernel.lanes), index(t.kernel.depth)
+    panel = memref.alloca(t.panel, [], [], alignment=LINE)
     pack = pack_columns if t.kernel.columns else pack_rows
-    with loop_over(index(0), depths, index(DEPTH)) as k:
-        depth = arith.minui(arith.subi(depths, k), index(DEPTH))
-        with loop_over(index(0), columns, wide) as j:
-            width = arith.minui(arith.subi(columns, j), wide)
-            pack(t, b, panel, j, k, depth, width)
-            for_each_tile(t, rows, [a, panel, c, j, k, depth, width, fresh])
+    with loop_over(index(0), rows, index(ROWS)) as i:
+        end = arith.minui(arith.addi(i, index(ROWS)), rows)
+        with loop_over(index(0), depths, most) as k:
+            depth = arith.minui(arith.subi(depths, k), most)
+            with loop_over(*part, wide) as j:
+                width = arith.minui(arith.subi(part[1], j), wide)
+                pack(t, b, panel, j, k, depth, width)
+                for_each_tile(t, i, end, [a, panel, c, j, k, depth, width, fresh])
 
 
-def for_each_tile(t: Types, rows: ir.Value, args: list[ir.Value]) -> None:
+def for_each_tile(t: Types, done: ir.Value, rows: ir.Value, args: list[ir.Value]
+                  ) -> None:
     """Tiles of 8 rows, then of 4, 2 and 1 for the rows that are left."""
     a, panel, c, *rest = args
-    done = index(0)
     for height in TILE_ROWS[t.kernel.bits]:
         step = index(height)
         left = arith.subi(rows, done)
         end = arith.addi(done, arith.muli(arith.divui(left, step), step))
         with loop_over(done, end, step) as i:
-            func.call([], f"tile{height}", [a, panel, c, i, *rest])
+            tile(t, height, [a, panel, c, i, *rest])
         done = end
 
 
-# %% 03_passes.md § One row (1)
-UNROLL = 8
+# %% 03_passes.md § Few rows (1)
+SHALLOW, MIDDLE, DEEP = 16, 32, 256
 
 
-def matvec_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
-                ) -> None:
-    """C[0] += A[0] @ B, eight rows of B at a time, then one by one."""
-    depths, columns = memref.dim(a, index(1)), memref.dim(c, index(1))
-    whole = arith.muli(arith.divui(depths, index(UNROLL)), index(UNROLL))
-    for start, stop, step in ((index(0), whole, UNROLL), (whole, depths, 1)):
-        with loop_over(start, stop, index(step)) as k:
-            first = arith.andi(fresh, is_zero(k))
-            add_rows(t, a, b, c, k, columns, step, first)
+def panel_depth(rows: int) -> int:
+    """The depth of a panel for a product with so many rows of A."""
+    if rows > 32:
+        return DEEP
+    return SHALLOW if rows <= 8 else MIDDLE
 
 
-def add_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, k: ir.Value,
-             columns: ir.Value, rows: int, fresh: ir.Value) -> None:
-    """C[0] += A[0, k:k+rows] @ B[k:k+rows], one vector of columns at a time."""
-    lines = [arith.addi(k, index(r)) for r in range(rows)]
-    factors = [vector.broadcast(t.vector, widen(memref.load(a, [index(0), line]),
-                                                t.vector.element_type))
-               for line in lines]
-    with loop_over(index(0), columns, index(t.kernel.lanes)) as j:
-        mask = vector.create_mask(t.mask, [arith.subi(columns, j)])
-        total = old_or_zero(t, c, index(0), j, mask, fresh)
-        for line, factor in zip(lines, factors):
-            x = vector.maskedload(t.vector_b, b, [line, j], mask, zeros(t.vector_b))
-            total = multiply_add(factor, widen(x, t.vector), total)
-        vector.maskedstore(c, [index(0), j], mask, total)
-
-
-# %% 03_passes.md § One row (2)
+# %% 03_passes.md § One row of dots (1)
 SUMS = 4
 
 
-def matvec_columns(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
-                   ) -> None:
-    """C[0, j] += dot(A[0], B[j]), with B as it is stored."""
-    depths, columns = memref.dim(a, index(1)), memref.dim(c, index(1))
+def dots(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
+         part: Part) -> None:
+    """C[0, j] += dot(A[0], B[j]), with B as it is stored, for a part of the j."""
+    depths = memref.dim(a, index(1))
     block = index(SUMS * t.kernel.lanes)
     whole = arith.muli(arith.divui(depths, block), block)
-    with loop_over(index(0), columns, index(1)) as j:
+    with loop_over(*part, index(1)) as j:
         sums = dot(t, a, b, j, (index(0), whole, SUMS), [zeros(t.vector)] * SUMS)
         while len(sums) > 1:
             sums = [add(x, y) for x, y in zip(sums[::2], sums[1::2])]
@@ -279,32 +288,78 @@ def dot(t: Types, a: ir.Value, b: ir.Value, j: ir.Value, span: tuple,
     return list(loop.results)
 
 
+# %% 03_passes.md § Several threads (1)
+WORTHWHILE = 1 << 18  # multiply-adds: some microseconds
+Body = Callable[[ir.Value], None]
+
+
+def in_parallel(count: ir.Value, body: Body) -> scf.ParallelOp:
+    """`for i in range(count): body(i)`, in any order and side by side."""
+    loop = scf.ParallelOp([], [index(0)], [count], [index(1)], [])
+    block = loop.region.blocks.append(ir.IndexType.get())
+    with ir.InsertionPoint(block):
+        body(block.arguments[0])
+        scf.ReduceOp([], 0)
+    return loop
+
+
+def share(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value) -> None:
+    """The whole product, by one thread or by all."""
+    columns = memref.dim(c, index(1))
+    if not t.kernel.parallel:
+        return func.call([], "part", [a, b, c, fresh, index(0), columns])
+    work = arith.muli(memref.dim(a, index(0)),
+                      arith.muli(memref.dim(a, index(1)), columns))
+    large = arith.cmpi(arith.CmpIPredicate.uge, work, index(WORTHWHILE))
+    workers = arith.select(large, threads(), index(1))
+    wide = index(VECTORS * t.kernel.lanes)
+    size = arith.muli(round_up(round_up(columns, wide), workers), wide)
+
+    def one(i: ir.Value) -> None:
+        first = arith.minui(arith.muli(i, size), columns)
+        last = arith.minui(arith.addi(first, size), columns)
+        func.call([], "part", [a, b, c, fresh, first, last])
+
+    choice = scf.IfOp(large, has_else=True)
+    with ir.InsertionPoint(choice.then_block):
+        in_parallel(workers, one)
+        scf.YieldOp([])
+    with ir.InsertionPoint(choice.else_block):
+        one(index(0))
+        scf.YieldOp([])
+
+
+def round_up(x: ir.Value, y: ir.Value) -> ir.Value:
+    """x / y, rounded up."""
+    return arith.divui(arith.addi(x, arith.subi(y, index(1))), y)
+
+
+def threads() -> ir.Value:
+    """How many there are, when the kernel runs."""
+    count = func.call([ir.IntegerType.get_signless(32)], "omp_get_max_threads", [])
+    return arith.index_cast(ir.IndexType.get(), count)
+
+
 # %% 03_passes.md § A kernel as a module (1)
-BODY: dict[tuple[str, bool], Callable] = {
-    ("matmul", False): matmul, ("matmul", True): matmul,
-    ("matvec", False): matvec_rows, ("matvec", True): matvec_columns,
-}
+BODY = {"matmul": matmul, "dots": dots}
 
 
 def library(kernel: Kernel) -> ir.Module:
     """The module of one kernel; call it inside an MLIR context."""
     with ir.Location.unknown():
         module, t = ir.Module.create(), Types(kernel)
+        takes = [t.a, t.b, t.c, ir.IntegerType.get_signless(1)]
+        column = ir.IndexType.get()
+        body = BODY[kernel.kind]
         with ir.InsertionPoint(module.body):
-            if kernel.kind == "matmul":
-                for height in TILE_ROWS[kernel.bits]:
-                    tile_function(t, height)
-            function(kernel.symbol, [t.a, t.b, t.c, ir.IntegerType.get_signless(1)],
-                     lambda args: BODY[kernel.kind, kernel.columns](t, *args))
+            if kernel.parallel:
+                kind = ir.FunctionType.get([], [ir.IntegerType.get_signless(32)])
+                func.FuncOp("omp_get_max_threads", kind, visibility="private")
+            part = function("part", [*takes, column, column],
+                            lambda args: body(t, *args[:4], tuple(args[4:])))
+            part.attributes["sym_visibility"] = ir.StringAttr.get("private")
+            function(kernel.symbol, takes, lambda args: share(t, *args))
     return module
-
-
-def tile_function(t: Types, rows: int) -> None:
-    bit = ir.IntegerType.get_signless(1)
-    kinds = [t.a, t.panel, t.c, *[ir.IndexType.get()] * 5, bit]
-    tile_ = function(f"tile{rows}", kinds, lambda args: tile(t, rows, args))
-    tile_.attributes["sym_visibility"] = ir.StringAttr.get("private")
-    tile_.attributes["no_inline"] = ir.UnitAttr.get()
 
 
 def function(name: str, kinds: list[ir.Type], body: Callable) -> func.FuncOp:

@@ -1,0 +1,134 @@
+# Tangled from notebooks/04_jit.md: edit the chapter, not this file.
+
+# %% 04_jit.md § Memory that stays (1)
+"""Memory for compiled code, kept between calls (chapter 4)."""
+from __future__ import annotations
+
+from functools import cache
+
+from tinymlir import native, store
+
+PLACES, LARGE, LIMIT = 32, 1 << 16, 256 << 20  # bytes; smaller pieces are not kept
+TAKE = f"""
+%place = type {{ ptr, i64 }}
+@ring = internal global [{PLACES} x %place] zeroinitializer
+@held = internal global i64 0
+@turn = internal global i64 0
+@busy = internal global i8 0
+declare ptr @malloc(i64)
+declare void @free(ptr)
+
+define ptr @take(i64 %n) {{
+  %large = icmp uge i64 %n, {LARGE}
+  br i1 %large, label %try, label %fresh
+try:
+  %old = cmpxchg ptr @busy, i8 0, i8 1 acquire monotonic
+  %mine = extractvalue {{ i8, i1 }} %old, 1
+  br i1 %mine, label %scan, label %fresh
+scan:
+  %i = phi i64 [ 0, %try ], [ %next, %miss ]
+  %at = getelementptr %place, ptr @ring, i64 %i
+  %there = getelementptr %place, ptr %at, i64 0, i32 1
+  %size = load i64, ptr %there
+  %same = icmp eq i64 %size, %n
+  br i1 %same, label %hit, label %miss
+miss:
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, {PLACES}
+  br i1 %more, label %scan, label %none
+hit:
+  %piece = load ptr, ptr %at
+  store i64 0, ptr %there
+  %held = load i64, ptr @held
+  %less = sub i64 %held, %n
+  store i64 %less, ptr @held
+  store atomic i8 0, ptr @busy release, align 1
+  ret ptr %piece
+none:
+  store atomic i8 0, ptr @busy release, align 1
+  br label %fresh
+fresh:
+  %all = add i64 %n, 64
+  %got = call ptr @malloc(i64 %all)
+  %null = icmp eq ptr %got, null
+  br i1 %null, label %fail, label %mark
+mark:
+  store i64 %n, ptr %got
+  %new = getelementptr i8, ptr %got, i64 64
+  ret ptr %new
+fail:
+  ret ptr null
+}}
+"""
+
+
+# %% 04_jit.md § Memory that stays (2)
+GIVE = f"""
+define void @give(ptr %piece) {{
+  %null = icmp eq ptr %piece, null
+  br i1 %null, label %end, label %look
+look:
+  %start = getelementptr i8, ptr %piece, i64 -64
+  %n = load i64, ptr %start
+  %large = icmp uge i64 %n, {LARGE}
+  %fits = icmp ule i64 %n, {LIMIT}
+  %keep = and i1 %large, %fits
+  br i1 %keep, label %try, label %drop
+try:
+  %old = cmpxchg ptr @busy, i8 0, i8 1 acquire monotonic
+  %mine = extractvalue {{ i8, i1 }} %old, 1
+  br i1 %mine, label %evict, label %drop
+evict:
+  %turn = load i64, ptr @turn
+  %at = getelementptr %place, ptr @ring, i64 %turn
+  %there = getelementptr %place, ptr %at, i64 0, i32 1
+  %next = add i64 %turn, 1
+  %round = urem i64 %next, {PLACES}
+  store i64 %round, ptr @turn
+  %size = load i64, ptr %there
+  %empty = icmp eq i64 %size, 0
+  br i1 %empty, label %room, label %out
+out:
+  %other = load ptr, ptr %at
+  %begin = getelementptr i8, ptr %other, i64 -64
+  call void @free(ptr %begin)
+  store i64 0, ptr %there
+  %was = load i64, ptr @held
+  %is = sub i64 %was, %size
+  store i64 %is, ptr @held
+  br label %room
+room:
+  %held = load i64, ptr @held
+  %sum = add i64 %held, %n
+  %over = icmp ugt i64 %sum, {LIMIT}
+  br i1 %over, label %evict, label %put
+put:
+  store ptr %piece, ptr %at
+  store i64 %n, ptr %there
+  store i64 %sum, ptr @held
+  store atomic i8 0, ptr @busy release, align 1
+  ret void
+drop:
+  call void @free(ptr %start)
+  ret void
+end:
+  ret void
+}}
+"""
+
+
+@cache
+def code() -> native.Code:
+    """The pool of this process."""
+    text = TAKE + GIVE
+    key = store.key_of(text)
+    kept = store.read(key)
+    if kept is None:
+        kept = [], native.generate(text)
+        store.write(key, *kept)
+    return native.Code(kept[1])
+
+
+def symbols() -> dict[str, int]:
+    """What compiled code calls, when it says `malloc` and `free`."""
+    return {"malloc": code().address("take"), "free": code().address("give")}
