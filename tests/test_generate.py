@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinymlir import errors, generate, load_model
+from tinymlir.checkpoint import BUNDLED
 from tinymlir.model import (
     COMPILED,
     PLAIN,
@@ -22,13 +23,19 @@ from tinymlir.model import (
     sampler,
     stream,
 )
+from tinymlir.reference import forward
 
 PROMPT = [5, 17, 200, 3, 3, 256]
 
 
 @pytest.fixture(scope="session")
-def loaded(tmp_path_factory):
-    return load_model(tiny.write_checkpoint(tmp_path_factory.mktemp("tiny")))
+def folder(tmp_path_factory):
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def loaded(folder):
+    return load_model(folder)
 
 
 @pytest.fixture(scope="session")
@@ -321,13 +328,52 @@ def test_streaming_does_not_wait(tokenizer):
 
 # ---------------------------------------------------------------- options
 
-@pytest.mark.parametrize("option", [{"target": "gpu"}, {"fused": 2}, {"cache": True},
-                                    {"dtype": "float32"}, {"target": "tpu"}])
-def test_options_of_later_chapters(tmp_path, option):
+@pytest.mark.parametrize("option", [{"fused": 2}, {"cache": 7}, {"dtype": "float16"},
+                                    {"dtype": "float64"}, {"target": "tpu"}])
+def test_options_that_there_are_not(tmp_path, option):
     (name, value), = option.items()
-    with pytest.raises(errors.UnsupportedError, match=f"{name}={value!r}"):
+    with pytest.raises(errors.UnsupportedError, match=f"{name}={value!r} is not supported"):
         load_model(tmp_path, **option)
 
 
 def test_models_share_the_compiled_functions(model):
     assert Model(model.config, model.params).run is model.run is COMPILED
+
+
+# ---------------------------------------------------------------- float32
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sublayers", "fused"])
+def single(folder, request):
+    return load_model(folder, dtype="float32", fused=request.param)[0]
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, tiny.CONTEXT])
+def test_float32_is_numpys(single, length):
+    """Against NumPy in float32 within 1e-4, and in its own types within 1e-3."""
+    ids = np.random.default_rng(length).integers(0, tiny.VOCABULARY, length)
+    trace, kept = {}, []
+    single(ids, trace)
+    last = forward(ids, single.params, tiny.HEADS, kept, np.float32)[-1:]
+    want = reference(ids, tiny.make_tensors())
+    assert list(trace) == list(want)
+    for (name, ours), theirs in zip(trace.items(), [*kept, last], strict=True):
+        assert ours.dtype == theirs.dtype == np.float32, name
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(ours, want[name], rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+def test_float32_leaves_nothing_wide(single):
+    """No float64 in what is compiled, but for the accumulators of sums."""
+    single(PROMPT)
+    run = single.run if isinstance(single.run, tuple) else [single.run]
+    graphs = [c.graph for f in run for c in f.cache.values()]
+    assert graphs
+    for node in (n for g in graphs for n in g.nodes):
+        assert node.dtype != np.float64, node
+
+
+def test_float32_writes_the_same_text(single):
+    bundled = load_model(BUNDLED, dtype="float32", fused=type(single).__name__ != "Model")
+    faithful = load_model(BUNDLED)
+    prompt = "Once upon a time there was a"
+    assert generate(*bundled, prompt, 40) == generate(*faithful, prompt, 40)

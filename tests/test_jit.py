@@ -1,7 +1,10 @@
 """What jit promises about keys, memory, threads and errors."""
+import gc
 import resource
 import threading
 import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -392,3 +395,126 @@ def test_integers_become_float32_too(function):
     ours = jit(function, dtype="float32")(ints)
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, function(ints), rtol=1e-6)
+
+
+# ---------------------------------------------------------------- bound arguments
+
+
+def layer(x, weight, bias=None):
+    y = x @ weight["w"] + weight["b"]
+    return (y, y.sum()) if bias is None else y + bias
+
+
+ROOM = {"w": np.arange(6.0).reshape(3, 2), "b": np.array([1.0, -1.0])}
+
+
+def test_a_bound_call_is_the_same_call():
+    compiled = jit(layer).compile(np.ones((4, 3)), ROOM)
+    bound = compiled.bind(weight=ROOM)
+    for seed in range(3):
+        x = np.random.default_rng(seed).normal(size=(4, 3))
+        for ours, theirs in zip(bound(x), layer(x, ROOM), strict=True):
+            np.testing.assert_allclose(ours, theirs)
+
+
+def test_a_bound_array_is_kept_alive_and_not_copied():
+    held = {"w": np.ones((3, 2)), "b": np.zeros(2)}
+    bound = jit(layer).compile(np.ones((1, 3)), held).bind(weight=held)
+    w = held["w"]
+    alive = weakref.ref(w)
+    del held
+    w[:] = 2
+    assert bound(np.ones((1, 3)))[0].tolist() == [[6, 6]]
+    del w
+    gc.collect()
+    assert alive() is not None and bound(np.ones((1, 3)))[1] == 12
+    del bound
+    gc.collect()
+    assert alive() is None
+
+
+def test_results_of_bound_calls_are_fresh():
+    bound = jit(layer).compile(np.ones((1, 3)), ROOM).bind(weight=ROOM)
+    first, second = bound(np.ones((1, 3))), bound(np.zeros((1, 3)))
+    assert first[0].tolist() == [[7, 8]] and second[0].tolist() == [[1, -1]]
+
+
+def test_bound_calls_from_many_threads():
+    bound = jit(layer).compile(np.ones((4, 3)), ROOM).bind(weight=ROOM)
+
+    def run(i):
+        x = np.full((4, 3), float(i))
+        return all(np.array_equal(bound(x)[0], layer(x, ROOM)[0]) for _ in range(50))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(run, range(40)))
+
+
+def test_binding_goes_on():
+    x, y, z = np.ones(2), np.full(2, 3.0), np.full(2, 5.0)
+    compiled = jit(lambda a, b, c: a * 100 + b * 10 + c).compile(x, y, z)
+    assert compiled.bind(b=y)(x, z).tolist() == [135, 135]
+    assert compiled.bind(b=y).bind(a=x)(z).tolist() == [135, 135]
+    assert compiled.bind(a=x, b=y, c=z)().tolist() == [135, 135]
+    assert compiled.bind(c=np.arange(4.0)[::2])(x, y).tolist() == [130, 132]  # a copy
+
+
+def test_what_cannot_be_bound_is_refused_by_name():
+    compiled = jit(layer).compile(np.ones((4, 3)), ROOM)
+    bound = compiled.bind(weight=ROOM)
+    for attempt, message in (
+            (lambda: compiled.bind(bias=ROOM), "`bias` is no parameter"),
+            (lambda: bound.bind(weight=ROOM), "`weight` is bound already.*left to bind: x$"),
+            (lambda: compiled.bind(weight=ROOM["w"]), "`weight` of another structure"),
+            (lambda: compiled.bind(weight=ROOM | {"b": np.ones(3)}),
+             r"weight\['b'\]: expected f64\[2\], got f64\[3\]"),
+            (lambda: compiled.bind(x=np.ones((4, 3), np.float32)),
+             r"x: expected f64\[4,3\], got f32"),
+            (lambda: bound(np.ones((4, 2))), r"x: expected f64\[4,3\], got f64\[4,2\]"),
+            (lambda: bound(np.ones((4, 3)), ROOM), "another structure; it takes x"),
+            (lambda: bound(), "another structure")):
+        with pytest.raises(errors.ArgumentError, match=message):
+            attempt()
+
+
+def test_a_bound_index_is_checked_in_each_call():
+    table = np.arange(6.0).reshape(3, 2)
+    bound = jit(lambda ids, t: t[ids]).compile(np.array([0]), table).bind(t=table)
+    assert bound(np.array([-1])).tolist() == [[4, 5]]
+    with pytest.raises(errors.OutOfRangeError, match="index 3 is out of bounds"):
+        bound(np.array([3]))
+
+
+# ---------------------------------------------------------------- guards
+
+
+def test_the_quick_way_sees_every_difference():
+    """One call makes the next one quick; each of these has to take the slow way."""
+    f = jit(lambda x, tree, n=1: x + tree["k"] * n)
+    x, tree = np.ones(3), {"k": np.ones(3)}
+    f(x, tree)
+    assert f(x.astype(np.float32), {"k": np.ones(3, np.float32)}).dtype == np.float32
+    f(x, tree)
+    assert f(np.arange(6.0)[::2], tree).tolist() == [1, 3, 5]  # not row after row
+    assert f(x, {"k": np.ones(1)}).shape == (3,)
+    assert f(x.astype(">f8"), tree).tolist() == [2, 2, 2]
+    f(x, tree, n=1)
+    assert f(x, tree, n=1.5).tolist() == [2.5] * 3
+    assert f(x, tree, n=True).dtype == np.float64
+    with pytest.raises(errors.TinymlirError):
+        f(np.ma.masked_array(x, [True, False, False]), tree)
+    with pytest.raises(KeyError):
+        f(x, {"j": np.ones(3)})
+    pair = jit(lambda p: p[0] - p[-1])
+    one, two = np.full(2, 1.0), np.full(2, 2.0)
+    assert pair((two, one)).tolist() == [1, 1]
+    assert pair((two, one, two)).tolist() == [0, 0]
+    assert pair([two, one]).tolist() == [1, 1]
+
+
+def test_a_cleared_cache_is_empty():
+    f = jit(lambda x: x + 1)
+    f(np.ones(2))
+    f.cache_clear()
+    f(np.ones(2))
+    assert len(f.cache) == 1

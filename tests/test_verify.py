@@ -725,3 +725,20 @@ def test_padding_is_not_compared(models):
     model, tokenizer = models["fused"]
     assert len(fused.padded(np.arange(3), 24)) == 4
     assert verify.verify(model, tokenizer, PROMPT, 1).rows[0].shape == (3, tiny.WIDTH)
+
+
+# ---------------------------------------------------------------- float32
+
+@both
+def test_float32_command(folder, kind, capsys):
+    words = ["--model", folder, "--prompt", PROMPT, "--tokens", "2", "--dtype", "float32", "--fused"]
+    status, out, err = run_command(capsys, *words[:8 + (kind == "fused")])
+    rows = [line.split()[:2] for line in out.splitlines()[1:1 + len(NAMES)]]
+    assert (status, out.splitlines()[-1]) == (0, "OK"), out
+    assert {row[-1] for row in rows[:1]} == {"float32"} and "float64" not in out
+
+
+def test_float32_and_somebody_elses_reference(folder, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", "--model", str(folder), "--dtype", "float32", "--reference", "x"])
+    assert stop.value.code == 2 and "leave out --dtype" in capsys.readouterr().err

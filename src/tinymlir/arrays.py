@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from mlir import ir
-from mlir.dialects import arith, linalg, tensor
+from mlir.dialects import arith, bufferization, linalg, tensor
 
 from tinymlir.errors import TooLargeError
 from tinymlir.expr import (
@@ -126,6 +126,15 @@ class Builder:
             value = generic([(view.tensor, view.map)], init, identity,
                             ["parallel"] * n, lambda x, _: x)
         self.views[id(node)] = View(value, identity)
+        return value
+
+    def into(self, node: Expr, target: Expr | None) -> ir.Value:
+        """The node as a tensor; in the memory of an argument, if one is named."""
+        if target is None:
+            return self.dense(node)
+        value = bufferization.materialize_in_destination(
+            self.dense(target).type, self.dense(node), self.dense(target))
+        self.views[id(node)] = View(value, self.views[id(node)].map)
         return value
 
     def add(self, node: Expr) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tinymlir.compiler import take
 from tinymlir.expr import NUMPY, Expr, Op
-from tinymlir.fused import FusedModel, last_logits, padded, residual_names
+from tinymlir.fused import FusedModel, padded, residual_names
 from tinymlir.graph import Graph, reachable
 from tinymlir.jit import Compiled, Jitted
 from tinymlir.model import Model, Sublayers, residuals
@@ -127,7 +127,7 @@ def in_module(model: FusedModel, place: Place) -> Case:
     """The case of a model that is one function."""
     config, last = model.config, np.array(len(place.ids) - 1)
     args = (padded(np.array(place.ids), config.context), last, model.params)
-    graph = last_logits.compile(*args, heads=config.heads, residuals=True).graph
+    graph = model.run.compile(*args, heads=config.heads, residuals=True).graph
     logits, *kept = graph.outputs
     row = [*residual_names(config.blocks), "logits"].index(place.name)
     return Case(graph, arrays_of(args), [*kept, logits][row], tuple(kept[:row]))

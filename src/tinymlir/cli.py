@@ -46,8 +46,7 @@ def run_generate(args: argparse.Namespace) -> None:
     """Write the text that follows a prompt, piece by piece."""
     from tinymlir.model import encode, iterate_ids, load_model, stream
     pick = choice(args)
-    model, tokenizer = load_model(
-        chosen_model(args), fused=args.fused, cast=args.cast)
+    model, tokenizer = load_model(chosen_model(args), **options_of(args))
     new = iterate_ids(
         model, encode(tokenizer, args.prompt), args.tokens, args.stop, pick)
     for piece in stream(tokenizer, new):
@@ -113,9 +112,11 @@ def run_verify(args: argparse.Namespace) -> int:
     from tinymlir.upstream import Upstream, fetch_checkout
     from tinymlir.verify import choose_prompt, summary, table, verify
     directory = chosen_model(args)
-    model, tokenizer = load_model(directory, fused=args.fused, cast=args.cast)
+    model, tokenizer = load_model(directory, **options_of(args))
     prompt, known = choose_prompt(directory, args.prompt, args.tokens)
     checkout = fetch_checkout() if args.fetch_reference else args.reference
+    if checkout and args.dtype:
+        args.parser.error("--reference promotes as NumPy does; leave out --dtype")
     reference = checkout and Upstream(
         checkout, directory, model.config, model.params)
     report = verify(model, tokenizer, prompt, args.tokens, reference, known)
@@ -139,7 +140,15 @@ def add_model(add: Callable) -> None:
     add("--model", type=Path, metavar="DIR",
         help="a checkpoint (./model if there is one, else the bundled one)")
     add("--fused", action="store_true", help="run it as one function")
+    add("--cache", action="store_true", help="compute each token once")
+    add("--dtype", choices=["float32"], help="compute everything in it")
     add("--cast", action="store_true", help="take weights of 16 bits, as float32")
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `load_model`."""
+    names = "fused", "cache", "dtype", "cast"
+    return {name: getattr(args, name) for name in names}
 
 
 def add_generate(sub: Any) -> None:

@@ -7,18 +7,24 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import itertools
 import os
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from tinymlir import native, pool, store, threads
-from tinymlir.errors import DTypeError, UnsupportedError
+from tinymlir.errors import CompileError, DTypeError, UnsupportedError
 from tinymlir.expr import supported
 from tinymlir.graph import Graph
+
+RULES: list[str] = []  # modules of later chapters with more rules for MLIR
+IN_PLACE = True  # this target can write to arguments that were donated
 
 mlir_lock = threading.RLock()
 atexit.register(mlir_lock.acquire)  # Python may end; nobody may be inside MLIR then
@@ -38,8 +44,12 @@ def lower(graph: Graph, keep: bool = False) -> tuple[str, Any]:
     with mlir_lock, context():
         from tinymlir import passes
         from tinymlir.builder import build
-        work = passes.Work(build(graph), native.host().vector_bits,
-                           threads.count() > 1)
+        for name in RULES:
+            import_module(name)
+        place = {id(x): i for i, x in enumerate(graph.arguments)}
+        work = passes.Work(
+            build(graph), native.host().vector_bits, threads.count() > 1,
+            tuple(place[id(graph.inputs[i])] for i in graph.in_place.values()))
         passes.run_stages(work, passes.CPU, keep)
         return passes.to_llvm(work.module), work
 
@@ -79,6 +89,15 @@ def packed(count: int) -> str:
 
 
 # %% 04_jit.md § From a graph to a function (4)
+def check_arguments(text: str, count: int) -> None:
+    """Raise CompileError unless LLVM's @main takes so many addresses."""
+    head = re.search(r"^define void @main\((.*)\)", text, re.MULTILINE)
+    found = len(re.findall(r"\bptr\b", head[1])) if head else None
+    if found != count:
+        raise CompileError(f"the code takes {found} addresses instead of {count}")
+
+
+# %% 04_jit.md § From a graph to a function (5)
 products: dict[str, Future] = {}
 products_lock = threading.Lock()
 
@@ -100,11 +119,13 @@ def product(symbol: str, fields: tuple) -> Future:
         return products[symbol]
 
 
-# %% 04_jit.md § From a graph to a function (5)
+# %% 04_jit.md § From a graph to a function (6)
 def compiled_graph(graph: Graph) -> tuple[list[Any], bytes]:
     """The kernels that a graph calls, and its object file."""
     text, work = lower(graph)
-    text += packed(len(graph.arguments) + len(graph.returned))
+    count = len(graph.arguments) + len(graph.returned)
+    check_arguments(text, count)
+    text += packed(count)
     kernels = sorted((k.symbol, tuple(vars(k).values())) for k in work.kernels)
     for symbol, fields in kernels:
         product(symbol, fields)  # under way while this thread goes on
@@ -146,30 +167,78 @@ def take(array: Any, path: str) -> np.ndarray:
         raise UnsupportedError(f"{path} is a {type(array).__name__}, a subclass of "
                                f"ndarray with rules of its own; pass np.asarray(x)")
     try:
-        plain = np.asarray(array, supported(array.dtype), order="C")
+        dtype = supported(array.dtype)
     except DTypeError as error:
         raise DTypeError(f"{path}: {error}") from None
+    if ready(array, array.shape, dtype):
+        return array
+    plain = np.asarray(array, dtype, order="C")
     return plain if plain.flags.aligned else plain.copy()
 
 
 # %% 04_jit.md § Memory (2)
+def merged(kept: Sequence[Any], rest: Iterable[Any]) -> list[Any]:
+    """The arrays that are kept, and the others in the places of None."""
+    others = iter(rest)
+    return [next(others) if array is None else array for array in kept]
+
+
+def ready(array: Any, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    """Is it an array of this kind that native code can read where it lies?"""
+    return (type(array) is np.ndarray and array.shape == shape
+            and array.dtype == dtype and array.flags.c_contiguous
+            and array.flags.aligned)
+
+
 class Native:
     """A compiled graph on this processor."""
 
     def __init__(self, graph: Graph) -> None:
         self.code, self.libraries = load_code(graph)
         self.captured = [node.attrs["value"] for node in graph.arrays]
-        self.types = [(node.shape, node.dtype) for node in graph.results]
-        count = len(graph.arguments) + len(graph.returned)
-        self.pointers = ctypes.c_void_p * count
+        self.in_place = graph.in_place
+        self.types = [None if i in self.in_place else (x.shape, x.dtype)
+                      for i, x in enumerate(graph.results)]
+        slots = itertools.count()  # arrays without elements have no slot
+        self.given = [next(slots) if x.size else None
+                      for x in (*graph.inputs, *graph.arrays)]
+        self.made = [next(slots) if x.size and kind else None
+                     for x, kind in zip(graph.results, self.types)]
+        self.pointers = ctypes.c_void_p * next(slots)
         kind = ctypes.CFUNCTYPE(None, self.pointers)
         self.function = kind(self.code.address("packed"))
+        self.unbound = self.pack([None] * len(graph.inputs))
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on plain arrays of the right types; the results are fresh arrays."""
-        made = [np.empty(*kind) for kind in self.types]
-        memory = (*arrays, *self.captured, *made)
-        self.function(self.pointers(*(a.ctypes.data for a in memory if a.size)))
+        return self.run(*self.unbound, arrays)
+
+    def bind(self, arrays: Sequence[np.ndarray | None]) -> Callable[..., list]:
+        """A function of the arrays that are None here; the others are kept."""
+        return functools.partial(self.run, *self.pack(arrays))
+
+    def pack(self, arrays: Sequence[np.ndarray | None]) -> tuple:
+        """The arrays, a template of addresses, and the slots that are open."""
+        template = self.pointers()
+        for slot, array in zip(self.given, (*arrays, *self.captured)):
+            if slot is not None and array is not None:
+                template[slot] = array.ctypes.data
+        open_ = [slot for slot, array in zip(self.given, arrays) if array is None]
+        return arrays, template, [*open_, *self.made]
+
+    def run(self, kept: Sequence[Any], template: Any, slots: Sequence[int | None],
+            arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Fill the slots with the arrays and new results, and call."""
+        made = [kind and np.empty(*kind) for kind in self.types]
+        pointers = self.pointers.from_buffer_copy(template)
+        for slot, array in zip(slots, (*arrays, *made)):
+            if slot is not None:
+                pointers[slot] = array.ctypes.data
+        self.function(pointers)
+        if self.in_place:
+            whole = merged(kept, arrays)
+            for result, i in self.in_place.items():
+                made[result] = whole[i]
         return made
 
 

@@ -76,6 +76,7 @@ class Op(Enum):
     RESHAPE, TRANSPOSE, BROADCAST, SLICE = auto(), auto(), auto(), auto()
     CONCATENATE, GATHER, TRIU, TRIL = auto(), auto(), auto(), auto()
     CALL, RESULT = auto(), auto()  # a graph as a function: chapter 6
+    UPDATE, ATTEND = auto(), auto()  # rows of a buffer: chapter 10
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -131,7 +132,7 @@ def _(*types: TensorType, op: Op) -> TensorType:
 # %% 01_expr.md § The line that wrote it (1)
 OURS = ("numpy.", *(f"tinymlir.{name}." for name in (
     "expr", "protocols", "numpy_api", "indexing", "graph", "pytree", "jit",
-    "passes")))
+    "passes", "updates")))
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 import tinymlir.outline  # noqa: F401  adds its rewrites
 from tinymlir.checkpoint import Config, Params
-from tinymlir.jit import jit
+from tinymlir.jit import Jitted, jit
 from tinymlir.model import check_ids, check_length
 from tinymlir.reference import forward
 
 
-@jit
-def last_logits(ids: Any, last: Any, params: Params, *, heads: int, residuals: bool
-                ) -> tuple[Any, list[Any]]:
+def after_last(ids: Any, last: Any, params: Params, *, heads: int, residuals: bool
+               ) -> tuple[Any, list[Any]]:
     """The logits (V,) after token `last` and, if asked for, every residual."""
     kept: list[Any] = []
     logits = forward(ids, params, heads, kept)[last]
     return logits, kept if residuals else []
+
+
+@cache
+def compiled(target: str, dtype: str | None) -> Jitted:
+    """The function above, compiled as these options of `jit` say."""
+    return jit(after_last, target=target, dtype=dtype)
+
+
+last_logits = compiled("cpu", None)
 
 
 # %% 06_fused.md § The whole model as one module (2)
@@ -38,6 +47,8 @@ class FusedModel:
 
     config: Config
     params: Params
+    run: Jitted = last_logits
+    dtype: str | None = None
 
     def __call__(self, ids: Any, trace: dict[str, Any] | None = None) -> np.ndarray:
         """Token ids (N,) -> logits (1, V); `trace` receives every residual by name.
@@ -46,7 +57,7 @@ class FusedModel:
         none."""
         ids = check_ids(ids, self.config.vocabulary)
         check_length(len(ids), 0, self.config.context)
-        logits, kept = last_logits(
+        logits, kept = self.run(
             padded(ids, self.config.context), np.array(len(ids) - 1), self.params,
             heads=self.config.heads, residuals=trace is not None)
         if trace is not None:
@@ -61,3 +72,9 @@ def residual_names(blocks: int) -> list[str]:
     halves = [f"block {i} {half}" for i in range(blocks)
               for half in ("attention", "feed-forward")]
     return ["embedding", *halves]
+
+
+def build(config: Config, params: Params, target: str, dtype: str | None
+          ) -> FusedModel:
+    """What load_model(fused=True) makes."""
+    return FusedModel(config, params, compiled(target, dtype), dtype)

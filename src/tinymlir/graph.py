@@ -14,7 +14,7 @@ import numpy as np
 
 import tinymlir.indexing  # noqa: F401  fills the tables of functions
 from tinymlir.errors import ArgumentError, TinymlirError, TracedValueError
-from tinymlir.expr import DTYPES, NUMPY, Expr, Op, as_expr, variable
+from tinymlir.expr import DTYPES, NUMPY, Expr, Op, as_expr, serials, variable
 from tinymlir.pytree import Structure, flatten, flatten_all
 
 
@@ -39,6 +39,7 @@ class Graph:
     inputs: tuple[Expr, ...]
     outputs: tuple[Expr, ...]
     names: tuple[str, ...]
+    donated: tuple[int, ...] = ()  # inputs that may be written to: chapter 10
 
     @cached_property
     def nodes(self) -> tuple[Expr, ...]:
@@ -51,9 +52,10 @@ class Graph:
 
     @cached_property
     def gathers(self) -> tuple[Expr, ...]:
-        """Gathers whose index is known only at run time, one for each index."""
-        nodes = {(id(n.operands[1]), len(n.operands[0])): n for n in self.nodes
-                 if n.op is Op.GATHER and n.operands[1].op is not Op.CONSTANT}
+        """Nodes with an index known only at run time, one for each index."""
+        nodes = {(id(n.operands[1]), BOUNDS[n.op](n)): n
+                 for node in self.nodes for n in indexed(node)
+                 if n.operands[1].op is not Op.CONSTANT}
         return tuple(nodes.values())
 
     @property
@@ -69,7 +71,19 @@ class Graph:
     @cached_property
     def returned(self) -> tuple[Expr, ...]:
         """What native code fills: the results that have elements."""
-        return tuple(x for x in self.results if x.size)
+        return tuple(x for i, x in enumerate(self.results)
+                     if x.size and i not in self.in_place)
+
+    @cached_property
+    def in_place(self) -> dict[int, int]:
+        """Outputs that are made in the memory of an input: which, and of which."""
+        place = {id(self.inputs[i]): i for i in self.donated}
+        found: dict[int, int] = {}
+        for i, x in enumerate(self.outputs):
+            at = place.get(id(updated(x)))
+            if at is not None and at not in found.values() and x.size:
+                found[i] = at
+        return found
 
     def __str__(self) -> str:
         return text(self)
@@ -79,6 +93,38 @@ class Graph:
 
 
 # %% 01_expr.md § Tracing (3)
+BOUNDS: dict[Op, Callable[[Expr], tuple[int, int, str]]] = {
+    Op.GATHER: lambda x: (
+        -len(x.operands[0]), len(x.operands[0]) - 1,
+        f"index {{}} is out of bounds for axis 0 with size {len(x.operands[0])}")}
+
+
+def indexed(node: Expr) -> Iterable[Expr]:
+    """The node, if it indexes; for a call, what its body indexes with arguments."""
+    if node.op is not Op.CALL:
+        return [node] if node.op in BOUNDS else []
+    body = node.attrs["body"]
+    given = dict(zip(map(id, body.inputs), node.operands))
+    return [replace(x, operands=(x.operands[0], given[id(x.operands[1])],
+                                 *x.operands[2:])) for x in body.gathers]
+
+
+def updated(node: Expr) -> Expr | None:
+    """The value that a chain of updates started from; None if there is none."""
+    start = None
+    while node.op in (Op.UPDATE, Op.RESULT):
+        step = node.operands[0]
+        if node.op is Op.RESULT:
+            body = node.attrs["body"]
+            passed = dict(zip(map(id, body.inputs), step.operands))
+            step = passed.get(id(updated(body.outputs[node.attrs["index"]])))
+        if step is None:
+            break
+        start = node = step
+    return start
+
+
+# %% 01_expr.md § Tracing (4)
 def trace(function: Callable, args: tuple, static: dict[str, Any]
           ) -> tuple[Graph, Structure]:
     """Call the function with variables in place of arrays.
@@ -106,7 +152,7 @@ def named(path: str, function: Callable, *args: Any) -> Any:
         raise type(error)(f"{path}: {error}") from None
 
 
-# %% 01_expr.md § Tracing (4)
+# %% 01_expr.md § Tracing (5)
 def parameter_names(function: Callable, n: int) -> list[str]:
     """What the function calls its first n arguments."""
     try:
@@ -232,7 +278,7 @@ def svg(graph: Graph) -> str:
 # %% 01_expr.md § The interpreter (1)
 def evaluate_all(graph: Graph, *arrays: np.ndarray) -> dict[int, np.ndarray]:
     """id(node) -> its value, by NumPy alone."""
-    values = {id(node): np.asarray(a) for node, a in zip(graph.inputs, arrays)}
+    values = {id(x): np.asarray(a, x.dtype) for x, a in zip(graph.inputs, arrays)}
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             if node.op is Op.CONSTANT:
@@ -267,5 +313,6 @@ def same(node: Expr, operands: tuple[Expr, ...]) -> Expr:
     """The node with new operands, or itself if they are the old ones."""
     if all(a is b for a, b in zip(node.operands, operands)):
         return node
-    return replace(node, operands=operands, serial=max(
-        [node.serial, *(x.serial + 1 for x in operands)]))
+    late = any(x.serial > node.serial for x in operands)
+    serial = next(serials) if late else node.serial  # still after its operands
+    return replace(node, operands=operands, serial=serial)

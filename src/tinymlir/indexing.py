@@ -110,7 +110,8 @@ def take(a, indices, axis=None):
     if type(axis) is not int or axis != 0 or isinstance(indices, (bool, int)):
         raise UnsupportedError("np.take needs axis=0 and an array of indices to be "
                                "traced")
-    return gather_rows(as_expr(a), (as_expr(indices),))
+    x = as_expr(a)
+    return gather_rows(x if x.ndim else ravel(x), (row_numbers(indices),))
 
 
 METHODS["__getitem__"] = getitem

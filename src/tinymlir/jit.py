@@ -7,22 +7,26 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from tinymlir.compiler import merged
 from tinymlir.errors import ArgumentError, OutOfRangeError, translated
-from tinymlir.expr import ELEMENTWISE, REDUCTIONS, Expr, Op, TensorType
-from tinymlir.graph import Graph, parameter_names, trace
-from tinymlir.pytree import Structure, flatten_all, freeze
+from tinymlir.expr import (
+    ELEMENTWISE, REDUCTIONS, Expr, Op, Source, TensorType)
+from tinymlir.graph import BOUNDS, Graph, parameter_names, trace
+from tinymlir.pytree import LEAF, Structure, children, flatten_all, freeze
 from tinymlir.rewrites import improve, narrow
 
-TARGETS = {  # name -> the module that has take, load and texts
+TARGETS = {  # name -> the module that has take, ready, load and texts
     "cpu": "tinymlir.compiler",
 }
 
@@ -33,6 +37,78 @@ def target_module(name: str) -> ModuleType:
 
 
 # %% 04_jit.md § A compiled function (1)
+def collect(tree: Any, structure: Structure, leaves: list[Any]) -> bool:
+    """Has the tree this structure? Then its arrays are appended to `leaves`."""
+    if structure is LEAF:
+        leaves.append(tree)
+        return True
+    if type(tree) is not structure.kind:
+        return False
+    if structure.parts is None:
+        return freeze(tree) == structure.frozen
+    if type(tree) is dict and tuple(map(freeze, tree)) != structure.frozen:
+        return False
+    parts = tree if isinstance(tree, (tuple, list)) else [
+        part for _, part in children(tree)]
+    return len(parts) == len(structure.parts) and all(
+        collect(part, inner, leaves) for part, inner in zip(parts, structure.parts))
+
+
+def count(structure: Structure) -> int:
+    """How many arrays there are in a tree of this structure."""
+    if structure is LEAF:
+        return 1
+    return sum(map(count, structure.parts or ()))
+
+
+# %% 04_jit.md § A compiled function (2)
+@dataclass(eq=False)
+class Signature:
+    """What a call has to be given, by name: structure, and types of the arrays."""
+
+    function: str
+    target: ModuleType
+    parameters: dict[str, tuple[Structure, list[TensorType]]]
+
+    def __post_init__(self) -> None:
+        self.structures = tuple(s for s, _ in self.parameters.values())
+        self.types = [t for _, types in self.parameters.values() for t in types]
+
+    def only(self, names: Iterable[str]) -> Signature:
+        """The part that says something about these parameters."""
+        return replace(self, parameters={n: self.parameters[n] for n in names})
+
+    def match(self, args: tuple) -> list[Any] | None:
+        """The arrays, if every one is ready as it is."""
+        found: list[Any] = []
+        ready = self.target.ready
+        good = len(args) == len(self.structures) and all(
+            collect(arg, inner, found) for arg, inner in zip(args, self.structures))
+        good = good and all(ready(array, t.shape, t.dtype)
+                            for array, t in zip(found, self.types))
+        return found if good else None
+
+    def take(self, args: tuple) -> list[Any]:
+        """The arrays, made ready. Raises ArgumentError for others than expected."""
+        if (found := self.match(args)) is not None:
+            return found
+        names = list(self.parameters)
+        leaves, structures = flatten_all(args, names)
+        fit = [a == b for a, b in zip(structures, self.structures)]
+        if len(args) != len(names) or not all(fit):
+            which = "arguments" if all(fit) else f"`{names[fit.index(False)]}`"
+            raise ArgumentError(
+                f"{self.function} was compiled for {which} of another structure; "
+                f"it takes {', '.join(names) or 'none'}")
+        arrays = [self.target.take(leaf, path) for path, leaf in leaves]
+        for array, expected, (path, _) in zip(arrays, self.types, leaves):
+            given = TensorType(array.shape, array.dtype)
+            if given != expected:
+                raise ArgumentError(f"{path}: expected {expected}, got {given}")
+        return arrays
+
+
+# %% 04_jit.md § A compiled function (3)
 @dataclass(eq=False)
 class Compiled:
     """One specialisation: the code of a function for certain shapes and statics."""
@@ -42,56 +118,153 @@ class Compiled:
     inputs: tuple[Structure, ...]
     result: Structure
     target: str = "cpu"
+    static: tuple = ()
 
     def __post_init__(self) -> None:
-        self.program = target_module(self.target).load(self.graph)
+        self.module = target_module(self.target)
+        self.program = self.module.load(self.graph)
+        self.checks = [(*BOUNDS[x.op](x), x.source) for x in self.graph.gathers]
+        types = iter(x.type for x in self.graph.inputs)
+        self.signature = Signature(self.graph.name, self.module, {
+            name: (structure, list(islice(types, count(structure))))
+            for name, structure in zip(self.names, self.inputs)})
 
     def __call__(self, *args: Any) -> Any:
         """Run. Raises ArgumentError for other shapes than those compiled for."""
-        leaves, structures = flatten_all(args, self.names)
-        if len(args) != len(self.inputs) or structures != self.inputs:
-            raise ArgumentError(f"{self.graph.name} was compiled for arguments of "
-                                f"another structure")
-        take = target_module(self.target).take
-        arrays = [take(leaf, path) for path, leaf in leaves]
-        for array, node, path in zip(arrays, self.graph.inputs, self.graph.names):
-            given = TensorType(array.shape, array.dtype)
-            if given != node.type:
-                raise ArgumentError(f"{path}: expected {node.type}, got {given}")
-        return self.run(arrays)
+        return self.run(self.signature.take(args))
 
     def run(self, arrays: Sequence[Any]) -> Any:
         """Run on what the target took. Raises OutOfRangeError."""
-        made = self.program(arrays)
-        for node, rows in zip(self.graph.gathers, made[len(self.graph.outputs):]):
-            check_rows(node, rows)
+        check_donated(self.graph, arrays)
+        return self.finish(self.program(arrays))
+
+    def finish(self, made: list[Any]) -> Any:
+        """The result, once the indices that came with it have been checked."""
+        for check, rows in zip(self.checks, made[len(self.graph.outputs):]):
+            check_rows(rows, *check)
         return self.result.fill(iter(made))
+
+    def bind(self, **arguments: Any) -> Bound:
+        """The function with some arguments given now, by the parameter's name."""
+        return Bound(self, {}).bind(**arguments)
 
     @cached_property
     def stages(self) -> Mapping[str, str]:
         """The text of every stage, from `graph` to machine code."""
-        return target_module(self.target).texts(self.graph)
+        return self.module.texts(self.graph)
 
 
-# %% 04_jit.md § A compiled function (2)
-def check_rows(node: Expr, rows: np.ndarray) -> None:
+# %% 04_jit.md § A compiled function (4)
+def check_rows(rows: np.ndarray, low: int, high: int, message: str, source: Source
+               ) -> None:
     """Raise OutOfRangeError, as NumPy would, for an index outside its array."""
-    n = len(node.operands[0])
-    if rows.size and (rows.min() < -n or rows.max() >= n):
-        bad = rows[(rows < -n) | (rows >= n)][0]
-        raise translated(OutOfRangeError(
-            f"index {bad} is out of bounds for axis 0 with size {n}"), node.source)
+    if rows.size == 1 and low <= rows.item() <= high:
+        return
+    bad = rows[(rows < low) | (rows > high)]
+    if bad.size:
+        raise translated(OutOfRangeError(message.format(bad[0])), source)
+
+
+# %% 04_jit.md § Arguments that stay (1)
+class Bound:
+    """A compiled function some of whose arguments are given."""
+
+    def __init__(self, compiled: Compiled, given: dict[str, list[Any]]) -> None:
+        self.compiled, self.given = compiled, given
+        whole = compiled.signature
+        self.signature = whole.only(n for n in whole.parameters if n not in given)
+        self.arrays = [array for name, (_, types) in whole.parameters.items()
+                       for array in given.get(name, [None] * len(types))]
+        check_donated(compiled.graph, self.arrays)
+        given = [self.arrays[i] for i in compiled.graph.donated]
+        self.late = any(array is None for array in given)
+        self.spans = [] if self.late else sorted(map(span, given))
+        self.program = compiled.program.bind(self.arrays)
+
+    def __call__(self, *rest: Any) -> Any:
+        """Call with the arguments that are left. Raises ArgumentError."""
+        arrays = self.signature.take(rest)
+        if self.late:
+            check_donated(self.compiled.graph, merged(self.arrays, arrays))
+        elif self.spans:
+            check_rest(self.spans, arrays)
+        return self.compiled.finish(self.program(arrays))
+
+    def bind(self, **arguments: Any) -> Bound:
+        """Bind more. Raises ArgumentError for a name or type that does not fit."""
+        function, left = self.compiled.graph.name, self.signature.parameters
+        for name in arguments:
+            if name not in left:
+                why = "bound already" if name in self.given else "no parameter"
+                raise ArgumentError(f"bind: `{name}` is {why} of {function}; "
+                                    f"left to bind: {', '.join(left)}")
+        taken = {name: self.signature.only([name]).take((argument,))
+                 for name, argument in arguments.items()}
+        return Bound(self.compiled, self.given | taken)
+
+
+# %% 04_jit.md § Arguments that stay (2)
+def span(array: np.ndarray) -> tuple[int, int]:
+    """Where the memory of an array begins and ends."""
+    return array.ctypes.data, array.ctypes.data + array.nbytes
+
+
+def check_donated(graph: Graph, arrays: Sequence[np.ndarray | None]) -> None:
+    """Raise ArgumentError if a donated array must not be overwritten."""
+    if not graph.donated:
+        return
+    given = [(i, a) for i, a in enumerate(arrays) if a is not None and a.size]
+    reach = {True: (0, ""), False: (0, "")}  # donated? -> how far they go
+    for (start, stop), i in sorted((span(array), i) for i, array in given):
+        name, mine = graph.names[i], i in graph.donated
+        if mine and not arrays[i].flags.writeable:
+            raise ArgumentError(f"{name} is donated, but cannot be written to")
+        for theirs in (True, False):
+            end, other = reach[theirs]
+            if (mine or theirs) and start < end:
+                raise ArgumentError(f"{name} and {other} share memory, and one of "
+                                    f"them is donated; pass a copy")
+        reach[mine] = max(reach[mine], (stop, name))
+
+
+def check_rest(donated: Sequence[tuple[int, int]], arrays: Sequence[np.ndarray]
+               ) -> None:
+    """The same for what comes later, given where the donated arrays are."""
+    for start, stop in map(span, arrays):
+        before = bisect_left(donated, (stop, 0))
+        if before and donated[before - 1][1] > start:
+            raise ArgumentError("an argument lies in the memory of a donated one; "
+                                "pass a copy")
 
 
 # %% 04_jit.md § Specialisation (1)
+def donated(graph: Graph, chosen: Sequence[str], names: Sequence[str],
+            structures: Sequence[Structure], target: str) -> Graph:
+    """The graph with the arrays of these parameters marked as donated."""
+    for name in chosen:
+        if name not in names:
+            raise ArgumentError(f"donate: {graph.name} has no parameter `{name}`; "
+                                f"it takes {', '.join(names) or 'none'}")
+    owner = [name for name, structure in zip(names, structures)
+             for _ in range(count(structure))]
+    able = getattr(target_module(target), "IN_PLACE", False)
+    return replace(graph, donated=tuple(
+        i for i, name in enumerate(owner) if able and name in chosen))
+
+
 DTYPES = {None: (improve,), "float32": (narrow, improve)}  # -> rewrites
+
+
+def frozen(static: dict[str, Any]) -> tuple:
+    """The static keywords as part of a key."""
+    return freeze(dict(sorted(static.items()))) if static else ()
 
 
 class Jitted:
     """A NumPy function that compiles itself for each new kind of arguments."""
 
     def __init__(self, function: Callable, target: str, dtype: str | None,
-                 limit: int) -> None:
+                 limit: int, donate: tuple[str, ...]) -> None:
         for name, value, known in (("target", target, TARGETS),
                                    ("dtype", dtype, DTYPES)):
             if value not in known:
@@ -102,13 +275,18 @@ class Jitted:
             raise ArgumentError(f"limit: expected a whole number of at least 1, "
                                 f"got {limit!r}")
         functools.update_wrapper(self, function, updated=())
-        self.function, self.limit = function, limit
+        self.function, self.limit, self.donate = function, limit, donate
         self.passes, self.target = DTYPES[dtype], target
         self.cache: OrderedDict[tuple, Compiled] = OrderedDict()
         self.gates: dict[tuple, threading.Lock] = {}
         self.lock = threading.RLock()
+        self.last: Compiled | None = None  # the one that was used last
 
     def __call__(self, *args: Any, **static: Any) -> Any:
+        last = self.last
+        if last is not None and (arrays := last.signature.match(args)) is not None:
+            if frozen(static) == last.static:
+                return last.run(arrays)
         names, leaves, structures = self.take_apart(args, static)
         if any(isinstance(leaf, Expr) for _, leaf in leaves):
             return self.inline(args, static)
@@ -148,11 +326,12 @@ class Jitted:
 
     def lookup(self, args, static, names, arrays, structures) -> Compiled:
         key = (structures, tuple((a.shape, a.dtype) for a in arrays),
-               freeze(dict(sorted(static.items()))))
+               frozen(static))
         with self.lock:
             if key in self.cache:
                 self.cache.move_to_end(key)
-                return self.cache[key]
+                self.last = self.cache[key]
+                return self.last
             gate = self.gates.setdefault(key, threading.Lock())
         with gate:  # two threads with the same key compile once
             with self.lock:
@@ -165,12 +344,14 @@ class Jitted:
             graph, result = trace(self.function, args, static)
             for step in self.passes:
                 graph = step(graph)
-            compiled = Compiled(graph, names, structures, result, self.target)
+            graph = donated(graph, self.donate, names, structures, self.target)
+            compiled = Compiled(graph, names, structures, result, self.target,
+                                key[-1])
         except BaseException:
             self.gates.pop(key, None)
             raise
         with self.lock:  # in the cache before the gate opens
-            self.cache[key] = compiled
+            self.cache[key] = self.last = compiled
             self.gates.pop(key, None)
             while len(self.cache) > self.limit:
                 self.cache.popitem(last=False)
@@ -180,6 +361,7 @@ class Jitted:
         """Forget every specialisation."""
         with self.lock:
             self.cache.clear()
+            self.last = None
 
     def explain(self, *args: Any, **static: Any) -> str:
         """What the arguments compile to, and why (compiles if it is new)."""
@@ -188,7 +370,8 @@ class Jitted:
 
 # %% 04_jit.md § Specialisation (2)
 def jit(function: Callable | None = None, *, target: str = "cpu",
-        dtype: str | None = None, limit: int = 256) -> Any:
+        dtype: str | None = None, limit: int = 256, donate: tuple[str, ...] = ()
+        ) -> Any:
     """Compile a NumPy function: `f = jit(f)`, `@jit` or `@jit(target="cpu")`.
 
     f(*arrays, **static): positional arguments are arrays and pytrees of arrays, and
@@ -196,13 +379,15 @@ def jit(function: Callable | None = None, *, target: str = "cpu",
     value, shape and dtype to what the function returns under NumPy. With
     dtype="float32" everything that would be float64 is computed in float32 instead.
     At most `limit` specialisations are kept, the least recently used are dropped.
+    Arrays of parameters named in `donate` may be overwritten (chapter 10).
 
     Raises a subclass of TinymlirError for what cannot be traced or compiled."""
     if function is None:
-        return functools.partial(jit, target=target, dtype=dtype, limit=limit)
+        return functools.partial(
+            jit, target=target, dtype=dtype, limit=limit, donate=donate)
     if not callable(function):
         raise ArgumentError(f"jit takes a function, got {type(function).__name__}")
-    return Jitted(function, target, dtype, limit)
+    return Jitted(function, target, dtype, limit, tuple(donate))
 
 
 # %% 04_jit.md § What did it do? (1)
@@ -220,13 +405,16 @@ def differences(key: tuple, other: tuple, names: Sequence[str]) -> list[str]:
     return found
 
 
+FLOPS: dict[Op, Callable[[Expr], int]] = {
+    **dict.fromkeys(ELEMENTWISE, lambda x: x.size),
+    **dict.fromkeys(REDUCTIONS, lambda x: x.operands[0].size),
+    Op.MATMUL: lambda x: 2 * x.size * x.operands[0].shape[-1],
+    Op.CALL: lambda x: flops(x.attrs["body"])}
+
+
 def flops(graph: Graph) -> int:
     """Arithmetic operations: two for each product of a matmul, else one."""
-    products = sum(2 * x.size * x.operands[0].shape[-1] for x in graph.nodes
-                   if x.op is Op.MATMUL)
-    single = sum(x.size for x in graph.nodes if x.op in ELEMENTWISE)
-    return products + single + sum(x.operands[0].size for x in graph.nodes
-                                   if x.op in REDUCTIONS)
+    return sum(FLOPS[x.op](x) for x in graph.nodes if x.op in FLOPS)
 
 
 # %% 04_jit.md § What did it do? (2)

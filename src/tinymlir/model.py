@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
@@ -19,7 +20,7 @@ from tinymlir import ops
 from tinymlir.checkpoint import Config, Params, read_checkpoint
 from tinymlir.errors import (
     ArgumentError, DTypeError, GenerationError, OutOfRangeError, UnsupportedError)
-from tinymlir.jit import jit
+from tinymlir.jit import DTYPES, TARGETS, Jitted, jit
 
 
 # %% 05_gpt2.md § The model (2)
@@ -34,7 +35,15 @@ class Sublayers(NamedTuple):
 
 PLAIN = Sublayers(
     ops.embed, ops.attention_sublayer, ops.feed_forward_sublayer, ops.logits)
-COMPILED = Sublayers(*map(jit, PLAIN))
+
+
+@cache
+def compiled(target: str, dtype: str | None) -> Sublayers:
+    """The four functions, compiled as these options of `jit` say."""
+    return Sublayers(*(jit(f, target=target, dtype=dtype) for f in PLAIN))
+
+
+COMPILED = compiled("cpu", None)
 
 
 # %% 05_gpt2.md § The model (3)
@@ -45,6 +54,7 @@ class Model:
     config: Config
     params: Params
     run: Sublayers = COMPILED
+    dtype: str | None = None  # what is computed in; None for NumPy's promotion
 
     def __call__(self, ids: Any, trace: dict[str, Any] | None = None) -> np.ndarray:
         """Token ids (N,) -> logits (1, V); `trace` receives every residual by name.
@@ -75,16 +85,18 @@ def residuals(model: Model, ids: np.ndarray) -> Iterator[tuple[str, np.ndarray]]
 
 
 # %% 05_gpt2.md § The model (5)
-prepared: set[tuple[Config, int]] = set()
+prepared: set[tuple[Config, Sublayers, int]] = set()
 
 
 def prepare(model: Model, n: int) -> None:
     """Compile the sublayers for n tokens, if that was not done before."""
-    if model.run is not COMPILED or (model.config, n) in prepared:
+    key = model.config, model.run, n
+    if not isinstance(model.run.embed, Jitted) or key in prepared:
         return
     run, params, block = model.run, model.params, model.params.blocks[0]
     heads = {"heads": model.config.heads}
-    first, later = (np.zeros((n, model.config.width), t) for t in ("f4", "f8"))
+    types = np.float32, model.dtype or np.float64
+    first, later = (np.zeros((n, model.config.width), t) for t in types)
     jobs = [
         (run.attention, (first, block.norm_1, block.qkv, block.out), heads),
         (run.attention, (later, block.norm_1, block.qkv, block.out), heads),
@@ -93,7 +105,7 @@ def prepare(model: Model, n: int) -> None:
     ]
     with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
         list(pool.map(lambda job: job[0].compile(*job[1], **job[2]), jobs))
-    prepared.add((model.config, n))
+    prepared.add(key)
 
 
 # %% 05_gpt2.md § The model (6)
@@ -128,9 +140,15 @@ def check_length(prompt: int, new: int, context: int) -> None:
 
 
 # %% 05_gpt2.md § The model (8)
-KINDS = {  # the value of `fused`: what is built, and where
-    False: "tinymlir.model:Model",
-    True: "tinymlir.fused:FusedModel",  # chapter 6
+def build(config: Config, params: Params, target: str, dtype: str | None) -> Model:
+    """The model of this chapter."""
+    return Model(config, params, compiled(target, dtype), dtype)
+
+
+KINDS = {  # (fused, cache): the module that builds it
+    (False, False): "tinymlir.model",
+    (True, False): "tinymlir.fused",  # chapter 6
+    (False, True): "tinymlir.cache", (True, True): "tinymlir.cache",  # chapter 10
 }
 
 
@@ -139,21 +157,22 @@ def load_model(directory: str | Path, target: str = "cpu", fused: bool = False,
                ) -> tuple[Any, Any]:
     """The model and the tokenizer in a folder; `fused` makes it one function.
 
-    `cast` converts weights of 16 bits to float32. Raises CheckpointError if the
-    folder does not hold a GPT-2, and UnsupportedError for an option that is not
-    built yet.
+    With dtype="float32" everything is computed in float32; `cast` converts weights
+    of 16 bits to it. Raises CheckpointError if the folder does not hold a GPT-2,
+    and UnsupportedError for an option that there is not.
     """
-    built: dict[str, list] = {
-        "target": ["cpu"], "fused": [*KINDS], "dtype": [None], "cache": [False]}
-    asked = {"target": target, "fused": fused, "dtype": dtype, "cache": cache}
-    for name, value in asked.items():
-        if value not in built[name]:
+    options: dict[str, tuple[Any, Any]] = {  # name -> value, what there is
+        "target": (target, TARGETS), "dtype": (dtype, DTYPES),
+        "fused": (fused, {f for f, _ in KINDS}),
+        "cache": (cache, {c for _, c in KINDS})}
+    for name, (value, known) in options.items():
+        if value not in known:
             raise UnsupportedError(
-                f"load_model: {name}={value!r} is not built yet; expected "
-                f"{' or '.join(map(repr, built[name]))}")
+                f"load_model: {name}={value!r} is not supported; expected "
+                f"{' or '.join(map(repr, known))}")
     config, params, tokenizer = read_checkpoint(directory, cast)
-    module, _, kind = KINDS[fused].partition(":")
-    return getattr(import_module(module), kind)(config, params), tokenizer
+    module = import_module(KINDS[fused, cache])
+    return module.build(config, params, target, dtype), tokenizer
 
 
 # %% 05_gpt2.md § From logits to text (1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tinymlir.expr import (
     NUMPY, TYPE, Expr, Op, TensorType, is_number, make, rule, variable)
-from tinymlir.graph import Graph, evaluate, rewrite, same
+from tinymlir.graph import BOUNDS, Graph, evaluate, rewrite, same
 from tinymlir.rewrites import REWRITES
 
 
@@ -121,9 +121,12 @@ def alike(blocks: Sequence[Sequence[Expr]]) -> bool:
 def worth_it(blocks: Sequence[Sequence[Expr]]) -> bool:
     """A call forbids fusion across its border, so a block has to hold a product.
 
-    A gather is checked after the call (chapter 4), so it has to stay outside."""
-    ops = {node.op for node in blocks[0]}
-    return Op.MATMUL in ops and not ops & {Op.GATHER, Op.CALL}
+    An index is checked after the call (chapter 4), so it has to come from outside,
+    and whoever looks for it looks into one level of calls."""
+    ops, inside = {node.op for node in blocks[0]}, set(map(id, blocks[0]))
+    hidden = any(node.op in BOUNDS and id(node.operands[1]) in inside
+                 for node in blocks[0])
+    return Op.MATMUL in ops and Op.CALL not in ops and not hidden
 
 
 # %% 06_fused.md § A call is a node (1)
@@ -159,7 +162,8 @@ def body_of(blocks: Sequence[Sequence[Expr]], slots: Sequence[tuple[Expr, ...]],
         new.append(replace(node, operands=tuple(operands), serial=fresh_serial()))
     names = tuple(f"a{i}" for i in range(len(inputs)))
     outputs = tuple(new[i] for i in used)
-    return Graph("block", tuple(inputs.values()), outputs, names)
+    any_of_them = tuple(range(len(inputs)))  # what the caller may do is its affair
+    return Graph("block", tuple(inputs.values()), outputs, names, any_of_them)
 
 
 def fresh_serial() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlir import ir
-from mlir.dialects import bufferization, linalg, llvm
+from mlir.dialects import bufferization, func, linalg, llvm
 from mlir.passmanager import PassManager
 
 from tinymlir.calls import call_kernels, find
@@ -22,6 +22,8 @@ BUFFERIZE = (
     "eliminate-empty-tensors,"
     "one-shot-bufferize{bufferize-function-boundaries"
     " function-boundary-type-conversion=identity-layout-map buffer-alignment=64},"
+    "drop-equivalent-buffer-results")
+RESULTS = (
     "buffer-results-to-out-params{hoist-static-allocs=1 modify-public-functions=1},"
     "canonicalize,cse,"
     "ownership-based-buffer-deallocation,canonicalize,"
@@ -46,6 +48,7 @@ class Work:
     module: ir.Module
     bits: int = 512  # of the target's vector registers
     parallel: bool = False  # may it use threads?
+    in_place: tuple[int, ...] = ()  # arguments that the first results are made in
     kernels: set[Kernel] = field(default_factory=set)
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -72,6 +75,27 @@ def own_fills(work: Work) -> None:
                 empty.move_before(fill)
                 fill.operands[1] = empty.results[0]
             use.owner.operands[use.operand_number] = fill.results[0]
+
+
+def in_place(work: Work) -> None:
+    """The first results, if they are arguments that were written to, are not
+    returned once more. Raises CompileError if one is somewhere else."""
+    n = len(work.in_place)
+    if not n:
+        return
+    main = next(op for op in find(work.module, "func.func")
+                if ir.StringAttr(op.attributes["sym_name"]).value == "main")
+    block = main.regions[0].blocks[0]
+    end = block.operations[len(block.operations) - 1]
+    results = list(end.operands)
+    if any(x != block.arguments[i] for i, x in zip(work.in_place, results)):
+        raise CompileError("an array that was to be updated in place was copied")
+    with ir.InsertionPoint(end), ir.Location.unknown():
+        func.ReturnOp(results[n:])
+    end.erase()
+    kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    main.attributes["function_type"] = ir.TypeAttr.get(
+        ir.FunctionType.get(kind.inputs, kind.results[n:]))
 
 
 def copies(work: Work) -> None:
@@ -117,7 +141,8 @@ class Stage:
 CPU = (
     Stage("linalg", ()),
     Stage("fused", (FUSE,)),
-    Stage("bufferized", (own_fills, distinct_results, BUFFERIZE, copies)),
+    Stage("bufferized", (own_fills, distinct_results, BUFFERIZE, in_place, RESULTS,
+                         copies)),
     Stage("scheduled", (products, LOOPS, loops, "canonicalize,cse", functions)),
     Stage("lowered", (LOWER_PROGRAM,)),
 )

@@ -100,7 +100,7 @@ def check_integer_power(base: Expr, exponent: Expr) -> None:
         raise UnsupportedError(
             "integer ** array is not supported; convert the base with "
             "astype(float), or use one constant exponent")
-    if exponent.attrs["value"].item() < 0:
+    if base.size and exponent.attrs["value"].item() < 0:
         raise ShapeError("Integers to negative integer powers are not allowed.")
 
 

