@@ -1,7 +1,8 @@
 """GPT-2 for other engines: an ONNX file made from the same weights, and PyTorch.
 
-Every function here takes `params` and returns a function from token ids (N,) to the logits
-(V,) of the next token, in float32. An engine that is not installed is left out.
+`engines` gives functions from token ids (N,) to the logits (V,) of the next token, in
+float32; `decoders` gives functions from new ids and the cache so far to the logits and the
+cache. An engine that is not installed is left out.
 """
 import importlib.util
 import tempfile
@@ -38,8 +39,9 @@ class Onnx:
         return name
 
 
-def onnx_block(g, x, block, heads):
-    """One block on (1, N, E), the operations as exporters write them."""
+def onnx_block(g, x, block, heads, past=None):
+    """One block on (1, N, E), the operations as exporters write them; with `past`, the
+    names of a block's keys and values so far. Returns x and the new keys and values."""
     width = len(block.norm_1.gain)
     size = width // heads
     y = g("LayerNormalization", x, *block.norm_1, axis=-1, epsilon=EPSILON)
@@ -48,8 +50,11 @@ def onnx_block(g, x, block, heads):
     for i in range(3):
         part = g("Slice", y, *(np.array([at]) for at in (i * width, (i + 1) * width, 2)))
         part = g("Reshape", part, np.array([1, -1, heads, size]))
-        parts.append(g("Transpose", part, perm=[0, 2, 3, 1] if i == 1 else [0, 2, 1, 3]))
-    q, k, v = parts
+        parts.append(g("Transpose", part, perm=[0, 2, 1, 3]))
+    q, *new = parts
+    if past:
+        new = [g("Concat", old, part, axis=2) for old, part in zip(past, new)]
+    k, v = g("Transpose", new[0], perm=[0, 1, 3, 2]), new[1]
     scores = g("Mul", g("MatMul", q, k), np.float32(size**-0.5))
     weights = g("Softmax", g("Add", scores, "mask"), axis=-1)
     y = g("Reshape", g("Transpose", g("MatMul", weights, v), perm=[0, 2, 1, 3]),
@@ -58,58 +63,99 @@ def onnx_block(g, x, block, heads):
     y = g("LayerNormalization", x, *block.norm_2, axis=-1, epsilon=EPSILON)
     y = g("Gelu", g("Add", g("MatMul", y, block.up.weight), block.up.bias),
           approximate="tanh")
-    return g("Add", x, g("Add", g("MatMul", y, block.down.weight), block.down.bias))
+    y = g("Add", g("MatMul", y, block.down.weight), block.down.bias)
+    return g("Add", x, y), new
 
 
-def onnx_file(params, heads, folder):
-    """GPT-2 as an ONNX file: ids (1, N) and a mask (N, N) to logits (1, V)."""
+def onnx_file(params, heads, folder, cached=False):
+    """GPT-2 as an ONNX file: ids (1, N) and a mask to logits (1, V), and if cached the
+    keys and values of all blocks (1, H, P, D) to those with N more."""
     import onnx
     from onnx import TensorProto, helper
     g = Onnx()
     words = g.array(params.words)
     x = g("Add", g("Gather", words, "ids"), g("Gather", params.positions, "places"))
-    for block in params.blocks:
-        x = onnx_block(g, x, block, heads)
+    old, new = [], []
+    for i, block in enumerate(params.blocks):
+        past = [f"key{i}", f"value{i}"] if cached else None
+        x, made = onnx_block(g, x, block, heads, past)
+        old += past or []
+        new += made if cached else []
     x = g("LayerNormalization", x, *params.norm, axis=-1, epsilon=EPSILON)
     last = g("Gather", x, np.array(-1), axis=1)
     g("Gemm", last, words, transB=1)
     inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [1, "n"]),
               helper.make_tensor_value_info("places", TensorProto.INT64, [1, "n"]),
-              helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["n", "n"])]
-    vocabulary = len(params.words)
-    output = helper.make_tensor_value_info(
-        g.nodes[-1].output[0], TensorProto.FLOAT, [1, vocabulary])
-    graph = helper.make_graph(g.nodes, "gpt2", inputs, [output], g.arrays)
+              helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["n", "m"])]
+    size = len(params.norm.gain) // heads
+    outputs = [helper.make_tensor_value_info(
+        g.nodes[-1].output[0], TensorProto.FLOAT, [1, len(params.words)])]
+    for names, place, last in ((old, inputs, "past"), (new, outputs, "all")):
+        place += [helper.make_tensor_value_info(
+            name, TensorProto.FLOAT, [1, heads, last, size]) for name in names]
+    graph = helper.make_graph(g.nodes, "gpt2", inputs, outputs, g.arrays)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     model.ir_version = 9
-    file = Path(folder, "gpt2.onnx")
+    file = Path(folder, "cached.onnx" if cached else "whole.onnx")
     onnx.save(model, file)
     return file
 
 
-def feeds(ids):
-    n = len(ids)
-    return {"ids": np.asarray(ids, np.int64)[None], "places": np.arange(n)[None],
-            "mask": np.triu(np.full((n, n), -np.inf, np.float32), 1)}
+def feeds(ids, past=()):
+    n, done = len(ids), past[0].shape[2] if past else 0
+    mask = np.triu(np.full((n, done + n), -np.inf, np.float32), done + 1)
+    given = {"ids": np.asarray(ids, np.int64)[None], "mask": mask,
+             "places": np.arange(done, done + n)[None]}
+    names = [f"{kind}{i}" for i in range(len(past) // 2) for kind in ("key", "value")]
+    return given | dict(zip(names, past))
 
 
-def onnxruntime_forward(file, threads):
+def onnxruntime_session(file, threads):
     import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(file), options,
-                                           providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(file), options,
+                                        providers=["CPUExecutionProvider"])
+
+
+def onnxruntime_forward(file, threads):
+    session = onnxruntime_session(file, threads)
     return lambda ids: session.run(None, feeds(ids))[0][0]
 
 
-def openvino_forward(file, threads):
+def onnxruntime_decoder(file, threads):
+    session = onnxruntime_session(file, threads)
+
+    def run(ids, past):
+        logits, *past = session.run(None, feeds(ids, past))
+        return logits[0], past
+
+    return run
+
+
+def openvino_request(file, threads):
     import openvino
     core = openvino.Core()
     compiled = core.compile_model(str(file), "CPU", {
         "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": "f32"})
-    request = compiled.create_infer_request()
-    return lambda ids: request.infer(feeds(ids))[compiled.output(0)][0].copy()
+    return compiled.create_infer_request()
+
+
+def openvino_forward(file, threads):
+    request = openvino_request(file, threads)
+    return lambda ids: request.infer(feeds(ids))[0][0].copy()
+
+
+def openvino_decoder(file, threads):
+    request = openvino_request(file, threads)
+
+    def run(ids, past):
+        found = request.infer(feeds(ids, past))
+        logits, *past = (found[i].copy() for i in range(len(found)))
+        return logits[0], past
+
+    return run
 
 
 # ---------------------------------------------------------------- PyTorch
@@ -147,6 +193,18 @@ def torch_forward(params, heads, threads):
         return (layer_norm(x[-1], shape, *p.norm, EPSILON) @ p.words.T).numpy()
 
     return forward
+
+
+def decoders(params, heads, threads):
+    """Name -> function from ids and a list of keys and values to logits and that list."""
+    found = {}
+    if installed("onnx"):
+        file = onnx_file(params, heads, tempfile.mkdtemp(), cached=True)
+        if installed("onnxruntime"):
+            found["ONNX Runtime"] = onnxruntime_decoder(file, threads)
+        if installed("openvino"):
+            found["OpenVINO"] = openvino_decoder(file, threads)
+    return found
 
 
 def engines(params, heads, threads):

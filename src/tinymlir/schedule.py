@@ -245,46 +245,48 @@ def panel_depth(rows: int) -> int:
 
 
 # %% 03_passes.md § One row of dots (1)
-SUMS = 4
+ABREAST = 4
 
 
 def dots(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
          part: Part) -> None:
     """C[0, j] += dot(A[0], B[j]), with B as it is stored, for a part of the j."""
-    depths = memref.dim(a, index(1))
-    block = index(SUMS * t.kernel.lanes)
-    whole = arith.muli(arith.divui(depths, block), block)
-    with loop_over(*part, index(1)) as j:
-        sums = dot(t, a, b, j, (index(0), whole, SUMS), [zeros(t.vector)] * SUMS)
-        while len(sums) > 1:
-            sums = [add(x, y) for x, y in zip(sums[::2], sums[1::2])]
-        (total,) = dot(t, a, b, j, (whole, depths, 1), sums)
-        kind = ir.Attribute.parse("#vector.kind<add>")
-        new = vector.reduction(t.vector.element_type, kind, total)
-        sum_ = add(memref.load(c, [index(0), j]), new)
-        memref.store(arith.select(fresh, new, sum_), c, [index(0), j])
+    first, last = part
+    whole = arith.divui(arith.subi(last, first), index(ABREAST))
+    middle = arith.addi(first, arith.muli(whole, index(ABREAST)))
+    for start, stop, count in ((first, middle, ABREAST), (middle, last, 1)):
+        with loop_over(start, stop, index(count)) as j:
+            lines = [arith.addi(j, index(i)) for i in range(count)]
+            for line, sums in zip(lines, dot(t, a, b, lines)):
+                kind = ir.Attribute.parse("#vector.kind<add>")
+                new = vector.reduction(t.vector.element_type, kind, sums)
+                sum_ = add(memref.load(c, [index(0), line]), new)
+                memref.store(arith.select(fresh, new, sum_), c, [index(0), line])
 
 
 def add(x: ir.Value, y: ir.Value) -> ir.Value:
-    whole = "i" in str(x.type).split("x")[-1]
+    whole = isinstance(x.type, ir.IntegerType)
     return (arith.addi if whole else arith.addf)(x, y)
 
 
-def dot(t: Types, a: ir.Value, b: ir.Value, j: ir.Value, span: tuple,
-        sums: list[ir.Value]) -> list[ir.Value]:
-    """Partial sums of A[0, k] * B[j, k] over a span of k, a mask at its end."""
-    start, stop, count = span
-    loop = scf.ForOp(start, stop, index(count * t.kernel.lanes), sums)
+def dot(t: Types, a: ir.Value, b: ir.Value, lines: list[ir.Value]) -> list[ir.Value]:
+    """For each line a vector whose lanes add up to dot(A[0], B[line])."""
+    depth, step = memref.dim(a, index(1)), index(t.kernel.lanes)
+    loop = scf.ForOp(index(0), depth, step, [zeros(t.vector)] * len(lines))
     with ir.InsertionPoint(loop.body):
-        new = []
-        for v, total in enumerate(loop.inner_iter_args):
-            k = arith.addi(loop.induction_variable, index(v * t.kernel.lanes))
-            mask = vector.create_mask(t.mask, [arith.subi(stop, k)])
-            x, y = (vector.maskedload(kind, m, [line, k], mask, zeros(kind))
-                    for kind, m, line in ((t.vector_a, a, index(0)),
-                                          (t.vector_b, b, j)))
-            new.append(multiply_add(widen(x, t.vector), widen(y, t.vector), total))
-        scf.YieldOp(new)
+        k = loop.induction_variable
+        mask = vector.create_mask(t.mask, [arith.subi(depth, k)])
+
+        def load(kind: ir.VectorType, m: ir.Value, line: ir.Value) -> ir.Value:
+            x = vector.maskedload(kind, m, [line, k], mask, zeros(kind))
+            return widen(x, t.vector)
+
+        x = load(t.vector_a, a, index(0))
+        for line in lines:
+            ahead = arith.addi(line, index(ABREAST))
+            memref.prefetch(b, [ahead, k], False, 3, True)  # to read; to level 1
+        scf.YieldOp([multiply_add(x, load(t.vector_b, b, line), total)
+                     for line, total in zip(lines, loop.inner_iter_args)])
     return list(loop.results)
 
 
