@@ -1,4 +1,4 @@
-"""Complete a prompt: python example.py PROMPT --tokens N [--model DIR] [--fused]."""
+"""Complete a prompt: python example.py PROMPT --tokens N [--model DIR] [--fused] [--gpu]."""
 import sys
 
 from tinymlir.cli import main

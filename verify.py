@@ -1,4 +1,7 @@
-"""Compare GPT-2 with a reference: python verify.py [--model DIR] [--reference DIR] [--fused]."""
+"""Compare GPT-2 with a reference:
+
+    python verify.py [--model DIR] [--reference DIR] [--fused] [--gpu]
+"""
 import sys
 
 from tinymlir.cli import main

@@ -16,6 +16,7 @@ import forward as common  # sets the threads first
 import numpy as np
 import peers
 from per_sublayer import GPT2, machine, make_params, random_tensors, warn
+from record import record, rounded
 
 from tinymlir.cache import CachedModel, compiled
 
@@ -52,6 +53,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--save", action="store_true", help="into results.json")
     args = parser.parse_args()
     warn()
     params = make_params(GPT2, random_tensors(GPT2))
@@ -85,6 +87,10 @@ def main():
     for name, steps in times.items():
         rate = 1 / statistics.median(steps)
         print(f"| {name} | {rate:.1f} | {rate * weights / read / 1e9:.0%} |")
+    if args.save:
+        rates = {name: rounded(1 / statistics.median(x)) for name, x in times.items()}
+        record(f"decode, {common.asked} threads", rates, read=rounded(read),
+               bytes=weights, prompt=args.prompt)
 
 
 if __name__ == "__main__":

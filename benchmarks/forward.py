@@ -16,7 +16,7 @@ import sys
 import time
 
 THREADS = argparse.ArgumentParser(add_help=False)
-THREADS.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+THREADS.add_argument("--threads", type=int, default=os.cpu_count())
 asked = THREADS.parse_known_args()[0].threads
 os.environ["TINYMLIR_THREADS"] = str(asked)  # before anything starts a thread
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(asked)
@@ -24,9 +24,10 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(asked)
 import numpy as np  # noqa: E402
 import peers  # noqa: E402
 from per_sublayer import GPT2, machine, make_params, random_tensors, warn  # noqa: E402
+from record import record, rounded  # noqa: E402
 
-from tinymlir.fused import last_logits, padded  # noqa: E402
-from tinymlir.jit import jit  # noqa: E402
+from tinymlir.fused import compiled as fused  # noqa: E402
+from tinymlir.fused import padded  # noqa: E402
 from tinymlir.model import PLAIN, Model  # noqa: E402
 from tinymlir.ops import merge_heads, split_heads  # noqa: E402
 from tinymlir.reference import forward  # noqa: E402
@@ -90,7 +91,7 @@ def numpy32(params, heads):
 # ---------------------------------------------------------------- the two tables
 
 def one_function(params, dtype):
-    run = jit(last_logits.function, dtype=dtype)
+    run = fused("cpu", dtype)
     return lambda ids: run(padded(ids, GPT2.context), np.array(len(ids) - 1), params,
                            heads=GPT2.heads, residuals=False)[0]
 
@@ -130,21 +131,26 @@ def measure(engines, ids, rounds):
 
 
 def table(title, engines, lengths, rounds, reference, base):
+    """Print a table; returns {length: {engine: milliseconds}}."""
     print(f"\n{title}: milliseconds, and how many times as fast as {base}\n")
     print("| tokens |", " | ".join(engines), "|")
     print("|---|" + "---|" * len(engines))
+    all_found = {}
     for n in lengths:
         ids = np.random.default_rng(n).integers(0, GPT2.vocabulary, n)
         check(engines, ids, reference)
-        found = measure(engines, ids, rounds if n < 1024 else 3)
+        found = measure(engines, ids, rounds if n < 1024 else 1)
         cells = (f"{t:.1f} ({found[base] / t:.2f}x)" for t in found.values())
         print(f"| {n} |", " | ".join(cells), "|", flush=True)
+        all_found[n] = {name: rounded(t) for name, t in found.items()}
+    return all_found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], parents=[THREADS])
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--save", action="store_true", help="into results.json")
     args = parser.parse_args()
     warn()
     print(f"{datetime.date.today()}, {machine()}, NumPy {np.__version__}")
@@ -153,8 +159,13 @@ def main():
           f"float64, {float_:.0f} in float32 (NumPy's BLAS)")
     params = make_params(GPT2, random_tensors(GPT2))
     reference = faithful(params)["NumPy"]
-    table("NumPy's types", faithful(params), args.lengths, args.rounds, reference, "NumPy")
-    table("float32", single(params), args.lengths, args.rounds, reference, "NumPy")
+    found = {}
+    for title, engines in (("NumPy's types", faithful), ("float32", single)):
+        found[title] = table(title, engines(params), args.lengths, args.rounds, reference,
+                             "NumPy")
+    if args.save:
+        record(f"forward, {asked} threads", found,
+               ceilings=[rounded(x) for x in (read, double, float_)])
 
 
 if __name__ == "__main__":

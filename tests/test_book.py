@@ -1,5 +1,4 @@
 """The book's own tools: which names are links, and how MLIR is coloured."""
-import re
 import sys
 from pathlib import Path
 
@@ -74,11 +73,3 @@ def test_every_chapter_is_in_the_contents():
     missing = [p.stem for p in (ROOT / "notebooks").glob("[0-9]*.md")
                if f"notebooks/{p.stem}" not in contents]
     assert missing == []
-
-
-@pytest.mark.parametrize("page", ["README.md", "book/intro.md"])
-def test_the_code_on_the_first_pages_runs(page, capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
-    assert blocks
-    for code in blocks:
-        exec(code, {})

@@ -1,4 +1,6 @@
 """The key/value cache: the same tokens, whatever was asked before (chapter 10)."""
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,9 +9,11 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlir.dialects import arith, math
 
-from tinymlir import errors, generate, jit, load_model
+from tinymlir import compiler, errors, generate, jit, load_model, verify
 from tinymlir.__main__ import main
+from tinymlir.blame import blame
 from tinymlir.cache import CachedModel, build, window
 from tinymlir.checkpoint import BUNDLED
 from tinymlir.expr import Op
@@ -17,6 +21,7 @@ from tinymlir.graph import evaluate, trace
 from tinymlir.model import PLAIN, Model, generate_ids
 from tinymlir.reference import forward
 from tinymlir.rewrites import narrow
+from tinymlir.scalars import SCALAR
 from tinymlir.updates import attend, spelled_out, update
 
 TOLERANCE = {None: 1e-5, "float32": 2e-4}  # the first block is float32 in both
@@ -144,6 +149,26 @@ def test_an_interrupted_call_leaves_nothing_behind(loaded, monkeypatch):
     check(model, [1, 2, 3, 4, 5], False)
 
 
+MEMORY = """
+import sys, resource
+from tinymlir import load_model
+model, _ = load_model(sys.argv[1], cache=True)
+for n in range(1, 25):
+    model([100 + n, *range(1, n)])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for i in range(1000):
+    model([i % 257, *range(i % 23)])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_stays_flat(folder):
+    """A thousand calls: less than 8 MB (in KB) after all programs are there."""
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(folder)], text=True,
+                          capture_output=True)
+    assert done.returncode == 0 and int(done.stdout) < 8000, done.stderr + done.stdout
+
+
 def test_bad_ids_are_refused_as_ever(loaded):
     model = fresh(loaded[None])
     model([3, 4])
@@ -178,6 +203,30 @@ def test_commands(folder, capsys):
         assert main([*words, *more]) == 0
         out = capsys.readouterr().out
         assert out.splitlines()[-1] == "OK" and ("float64" in out) is not bool(more)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_wrong_operation_is_named(folder, monkeypatch, tokens):
+    """In the prefill, and in a step after a prefill that was right."""
+    model, tokenizer = load_model(folder, cache=True)
+    right = verify.compare_step
+
+    def later(model, ids, number, step):
+        if number == tokens:
+            monkeypatch.setenv("TINYMLIR_CACHE", "off")
+            monkeypatch.setitem(SCALAR, (Op.TANH, "f"), lambda x: arith.negf(math.tanh(x)))
+            model.run.cache_clear()
+            model.memory.steps.clear()
+        return right(model, ids, number, step)
+
+    monkeypatch.setattr(verify, "compare_step", later)
+    try:
+        report = verify.verify(model, tokenizer, "abc", tokens)
+        told = blame(model, report)
+    finally:
+        model.run.cache_clear()
+    assert f"first wrong: block 0 feed-forward, step {tokens}" in told
+    assert "first wrong operation: tanh: f" in told and "np.tanh" in told
 
 
 # ---------------------------------------------------------------- one native call
@@ -328,6 +377,26 @@ def test_spelled_out_in_other_operations(n):
     for position in (-1, 10 - n):
         with pytest.raises(IndexError):
             evaluate(spelled_out(graph), *arrays, np.array(position))
+
+
+@modes
+def test_a_target_that_cannot_write_in_place(loaded, dtype, monkeypatch):
+    """It gets the operations spelled out, and the model copies the buffers."""
+    monkeypatch.delattr(compiler, "IN_PLACE")
+    model = loaded[dtype]
+    model.run.cache_clear()
+    try:
+        model = fresh(model)
+        for n in (5, 6, 7, 4, tiny.CONTEXT):
+            check(model, list(range(3, 3 + n)), n % 2 == 0)
+        graphs = [c.graph for c in model.run.cache.values()]
+        assert graphs and not any(g.donated or g.in_place for g in graphs)
+        for g in graphs:
+            inner = [x.attrs["body"] for x in g.nodes if x.op is Op.CALL]
+            ops = {x.op for part in (g, *inner) for x in part.nodes}
+            assert Op.MATMUL in ops and not ops & {Op.UPDATE, Op.ATTEND}
+    finally:
+        model.run.cache_clear()
 
 
 # ---------------------------------------------------------------- donated arguments

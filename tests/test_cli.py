@@ -199,7 +199,7 @@ def test_version():
     ["generate", "a", "--temperature", "1", "--top-k", "0"],
     ["generate", "a", "--temperature", "1", "--seed", "-1"],
     ["generate", "a", "--top-k", "3"], ["generate", "a", "--seed", "3"],
-    ["generate", "a", "--gpu"], ["fetch", "a", "b"], ["--stop"]])
+    ["generate", "a", "--kernels", "k"], ["fetch", "a", "b"], ["--stop"]])
 def test_usage(words, capsys):
     with pytest.raises(SystemExit) as caught:
         main(words)

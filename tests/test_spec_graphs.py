@@ -80,6 +80,30 @@ def test_subexpressions_shared_sixty_deep_are_one_each(function):
     battery({"all": function}, X, ulps=60)
 
 
+def test_row_numbers_in_a_loop_are_wrapped_and_checked_in_every_turn():
+    def walk(x, rows):
+        for _ in range(4):
+            x = np.tanh(x @ x)[rows]
+        return x
+
+    x = np.random.default_rng(0).standard_normal((3, 3))
+    battery({"all": walk}, x, np.array([-1, 0, -3]), ulps=64)
+    for rows in ([0, 1, 3], [0, -4, 1]):
+        with pytest.raises(IndexError, match="out of bounds for axis 0 with size 3"):
+            jit(walk)(x, np.array(rows))
+
+
+def test_turns_of_a_loop_that_differ_in_the_order_of_operands_only():
+    def crossed(x, w):
+        for i in range(4):
+            y = np.tanh(x @ w)
+            x = y - x if i % 2 else x - y
+        return x
+
+    x, w = np.random.default_rng(0).standard_normal((2, 3, 3))
+    battery({"all": crossed}, x, w, ulps=256)
+
+
 def test_five_hundred_arguments_and_five_hundred_results():
     arrays = [np.full(3, float(i)) for i in range(500)]
     ours = jit(lambda *xs: [x + i for i, x in enumerate(xs)])(*arrays)

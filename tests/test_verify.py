@@ -168,7 +168,7 @@ def test_refused_in_one_line(folder, capsys, words, told):
     assert (status, out) == (1, "") and err.startswith("error: ") and told in err
 
 
-@pytest.mark.parametrize("words", [["--tokens", "0"], ["abc"], ["--gpu"], ["--reference"]])
+@pytest.mark.parametrize("words", [["--tokens", "0"], ["abc"], ["--kernels", "k"], ["--reference"]])
 def test_usage(words, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["verify", *words])
@@ -731,7 +731,8 @@ def test_padding_is_not_compared(models):
 
 @both
 def test_float32_command(folder, kind, capsys):
-    words = ["--model", folder, "--prompt", PROMPT, "--tokens", "2", "--dtype", "float32", "--fused"]
+    words = ["--model", folder, "--prompt", PROMPT, "--tokens", "2", "--dtype", "float32",
+             "--fused"]
     status, out, err = run_command(capsys, *words[:8 + (kind == "fused")])
     rows = [line.split()[:2] for line in out.splitlines()[1:1 + len(NAMES)]]
     assert (status, out.splitlines()[-1]) == (0, "OK"), out

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ast
 import html
-import importlib.util
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from docutils import nodes
 from mlir_lexer import MLIRLexer
 from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
+from whole import whole_cells
 
 from tinymlir.tangle import MARK
 
@@ -146,7 +145,9 @@ def link_names(app: Any, page: str, template: str, context: dict[str, Any], doct
     if doctree is None or not context.get("body"):
         return
     objects = app.env.get_domain("py").objects
-    found = links(notebook_cells(app.env.doc2path(page)), objects.__contains__)
+    cells = list(whole_cells(Path(app.env.srcdir))) if page == "book/whole" \
+        else notebook_cells(app.env.doc2path(page))
+    found = links(cells, objects.__contains__)
 
     def href(target: str) -> str:
         where = objects[target]
@@ -175,17 +176,9 @@ def linked(text: str, wanted: dict[int, Link], href: Any) -> str:
     return "".join(out)
 
 
-# ---------------------------------------------------------------- without a network
+# ---------------------------------------------------------------- all of it
 
-def offline_mathjax(app: Any) -> None:
-    """One self-contained file (drawn letters, no web fonts) in place of a network address."""
-    spec = importlib.util.find_spec("sphinx-mathjax-offline")
-    if spec is None or spec.origin is None:
-        return
-    target = Path(app.outdir) / "_static/mathjax-svg.js"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(spec.origin).parent / "static/mathjax/tex-svg.js", target)
-    app.config.mathjax_path = "mathjax-svg.js"
+PARTS = ("offline", "lines", "pipeline", "failing", "whole", "viewer", "launch")
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -193,5 +186,6 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_transform(ExportedCells)
     app.add_transform(Solutions)
     app.connect("html-page-context", link_names)
-    app.connect("builder-inited", offline_mathjax)
+    for part in PARTS:
+        app.setup_extension(part)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

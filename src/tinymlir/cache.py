@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -80,6 +81,13 @@ class Memory:
         self.residuals: list[np.ndarray] = []
         self.steps: dict[tuple[int, bool], Bound] = {}
 
+    def fill(self, keys: tuple[np.ndarray, ...], values: tuple[np.ndarray, ...]
+             ) -> None:
+        """Take the new buffers, where a step did not work in place."""
+        for old, new in zip((*self.keys, *self.values), (*keys, *values)):
+            if new is not old:
+                old[:] = new
+
 
 def common(a: np.ndarray, b: np.ndarray) -> int:
     """How many elements two rows have in common at their beginning."""
@@ -139,24 +147,38 @@ class CachedModel:
             first = min(first, memory.traced)
         memory.ids, memory.traced = ids[:first], min(known, memory.traced)
         first, rows = window(ids, first, self.config.context)
-        logits, kept, *_ = self.bound(len(rows), residuals)(
+        logits, kept, *new = self.bound(len(rows), residuals)(
             rows, np.array(first), np.array(len(ids) - 1 - first))
+        memory.fill(*new)
         memory.ids = ids
         if residuals:
             self.keep(first, kept)
             memory.traced = len(ids)
         return logits[None]
+
     def bound(self, n: int, residuals: bool) -> Bound:
         """The step for n tokens at any position; all that stays is bound to it."""
-        memory, key = self.memory, (n, residuals)
-        if key not in memory.steps:
-            place, stay = np.array(0), {
-                "params": self.params, "keys": memory.keys, "values": memory.values}
-            made = self.run.compile(
-                np.zeros(n, np.int64), place, place, *stay.values(),
-                heads=self.config.heads, residuals=residuals)
-            memory.steps[key] = made.bind(**stay)
-        return memory.steps[key]
+        steps = self.memory.steps
+        if (n, residuals) not in steps:  # after a prefill comes a step of one token
+            new = sorted(m for m in {n, 1} if (m, residuals) not in steps)
+            with ThreadPoolExecutor(len(new)) as pool:
+                made = pool.map(lambda m: self.compile(m, residuals), new)
+                steps |= {(m, residuals): bound for m, bound in zip(new, made)}
+        return steps[n, residuals]
+
+    def compile(self, n: int, residuals: bool) -> Bound:
+        """Trace and compile, or load from disk, and bind."""
+        place, stay = np.array(0), {
+            "params": self.params, "keys": self.memory.keys,
+            "values": self.memory.values}
+        compiled = self.run.compile(
+            np.zeros(n, np.int64), place, place, *stay.values(),
+            heads=self.config.heads, residuals=residuals)
+        return compiled.bind(**stay)
+
+    def case(self, place: Any) -> Any:
+        """What `blame` looks into: the step that made a wrong residual."""
+        return case_of(self, place)
 
     def keep(self, first: int, rows: list[np.ndarray]) -> None:
         """Put the residuals of tokens from `first` on next to the earlier ones."""
@@ -172,3 +194,23 @@ def build(config: Config, params: Params, target: str, dtype: str | None
           ) -> CachedModel:
     """What load_model(cache=True) makes."""
     return CachedModel(config, params, compiled(target, dtype), dtype)
+
+
+# %% 10_cache.md § A model that remembers (4)
+def case_of(model: CachedModel, place: Any) -> Any:
+    """The case of chapter 7 for a residual (a Place) of this model."""
+    from tinymlir.blame import Case, arrays_of
+    again = build(model.config, model.params, "cpu", model.dtype)
+    ids, memory = np.array(place.ids), again.memory
+    known = 0 if place.step == 1 else len(ids) - 1
+    if known:
+        again(ids[:known])
+    first, rows = window(ids, known, model.config.context)
+    args = (rows, np.array(first), np.array(len(ids) - 1 - first), model.params,
+            memory.keys, memory.values)
+    graph = model.run.compile(
+        *args, heads=model.config.heads, residuals=True).graph
+    names = residual_names(model.config.blocks)
+    logits, *kept = graph.outputs[:len(names) + 1]
+    row = [*names, "logits"].index(place.name)
+    return Case(graph, arrays_of(args), [*kept, logits][row], tuple(kept[:row]))

@@ -59,7 +59,8 @@ def factors_of(op: ir.Operation) -> list[Matrix]:
 
 
 # %% 03_passes.md § Calling a kernel (2)
-def kernel_for(a: Matrix, b: Matrix, c: Matrix, bits: int, parallel: bool) -> Kernel:
+def kernel_for(a: Matrix, b: Matrix, c: Matrix, bits: int, parallel: bool
+               ) -> Kernel:
     """Which kernel computes this product."""
     types = [ir.MemRefType(m.value.type) for m in (a, b, c)]
     strides, _ = types[0].get_strides_and_offset()
@@ -84,7 +85,7 @@ def call_kernels(module: ir.Module, bits: int, parallel: bool) -> set[Kernel]:
         kernel = kernel_for(*factors, bits, parallel)
         used[kernel.symbol] = kernel
         fresh = sums_something(factors) and take_fill(op)
-        with ir.InsertionPoint(op), ir.Location.unknown():
+        with ir.InsertionPoint(op), op.location:
             call_kernel(kernel, factors, fresh)
         op.erase()
     address, number = ir.Type.parse("!llvm.ptr"), ir.IndexType.get()

@@ -31,6 +31,17 @@ def at_least(kind: type, low: float, strict: bool = False) -> Callable[[str], An
 
 
 # %% 05_gpt2.md § The command (2)
+def target_of(args: argparse.Namespace, directory: Path) -> str:
+    """Where to run the model; refuses at once if that cannot be."""
+    if args.kernels and not args.gpu:
+        args.parser.error("--kernels needs --gpu")
+    if not args.gpu:
+        return "cpu"
+    from tinymlir.cli_gpu import prepare
+    prepare(args, directory)
+    return "gpu"
+
+
 def chosen_model(args: argparse.Namespace) -> Path:
     """The checkpoint that was named, or the default one; says which."""
     from tinymlir.checkpoint import BUNDLED, default_directory
@@ -46,7 +57,8 @@ def run_generate(args: argparse.Namespace) -> None:
     """Write the text that follows a prompt, piece by piece."""
     from tinymlir.model import encode, iterate_ids, load_model, stream
     pick = choice(args)
-    model, tokenizer = load_model(chosen_model(args), **options_of(args))
+    directory = chosen_model(args)
+    model, tokenizer = load_model(directory, **options_of(args, directory))
     new = iterate_ids(
         model, encode(tokenizer, args.prompt), args.tokens, args.stop, pick)
     for piece in stream(tokenizer, new):
@@ -80,11 +92,21 @@ def run_emit(args: argparse.Namespace) -> None:
 
 
 # %% 05_gpt2.md § The command (5)
+def stages_of(args: argparse.Namespace, example: Any) -> Any:
+    """Stage name -> text, for this processor or for a GPU."""
+    from tinymlir.jit import jit
+    if args.gpu:
+        from tinymlir.cli_gpu import stages_for
+        return stages_for(example, args.chip)
+    if args.chip:
+        args.parser.error("--chip needs --gpu")
+    return jit(example.function).compile(*example.arrays, **example.static).stages
+
+
 def listing(args: argparse.Namespace, example: Any) -> str:
     """The text that `emit` was asked for."""
-    from tinymlir.jit import jit
     from tinymlir.show import diff
-    stages = jit(example.function).compile(*example.arrays, **example.static).stages
+    stages = stages_of(args, example)
     asked = args.diff or (list(stages) if args.stage == "all" else [args.stage])
     for stage in asked:
         if stage not in stages:
@@ -112,7 +134,7 @@ def run_verify(args: argparse.Namespace) -> int:
     from tinymlir.upstream import Upstream, fetch_checkout
     from tinymlir.verify import choose_prompt, summary, table, verify
     directory = chosen_model(args)
-    model, tokenizer = load_model(directory, **options_of(args))
+    model, tokenizer = load_model(directory, **options_of(args, directory))
     prompt, known = choose_prompt(directory, args.prompt, args.tokens)
     checkout = fetch_checkout() if args.fetch_reference else args.reference
     if checkout and args.dtype:
@@ -143,12 +165,16 @@ def add_model(add: Callable) -> None:
     add("--cache", action="store_true", help="compute each token once")
     add("--dtype", choices=["float32"], help="compute everything in it")
     add("--cast", action="store_true", help="take weights of 16 bits, as float32")
+    add("--gpu", action="store_true", help="run it on an NVIDIA GPU")
+    add("--kernels", type=Path, metavar="DIR",
+        help="with --gpu: what `tinymlir compile` has saved; nothing is compiled")
 
 
-def options_of(args: argparse.Namespace) -> dict[str, Any]:
+def options_of(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """The options of `load_model`."""
     names = "fused", "cache", "dtype", "cast"
-    return {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in names}
+    return {"target": target_of(args, directory), **options}
 
 
 def add_generate(sub: Any) -> None:
@@ -172,6 +198,8 @@ def add_emit(sub: Any) -> None:
     add("--stage", default="graph", help="a stage of the compiler, or all (graph)")
     add("--diff", nargs=2, metavar="STAGE", help="what changed between two stages")
     add("--list", action="store_true", help="the examples")
+    add("--gpu", action="store_true", help="for an NVIDIA GPU; needs none")
+    add("--chip", metavar="sm_XX", help="with --gpu: for which one")
 
 
 def add_verify(sub: Any) -> None:
@@ -192,7 +220,11 @@ def add_fetch(sub: Any) -> None:
         help="where to (./model)")
 
 
-LATER: list[str] = []  # "module:function" of subcommands that other chapters add
+LATER = [  # "module:function" of subcommands that other chapters add
+    "tinymlir.chat:add_chat",
+    "tinymlir.doctor:add_doctor",
+    "tinymlir.cli_gpu:add_compile",  # chapter 9
+]
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -10,6 +10,10 @@ class TinymlirError(Exception):
 
     located = False  # does the message begin with the user's line yet?
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(f"about this error: book/errors/{type(self).__name__}.html")
+
 
 class ShapeError(TinymlirError, ValueError):
     """Shapes that do not fit together, or a shape that cannot be."""

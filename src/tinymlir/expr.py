@@ -153,10 +153,15 @@ class Source:
         return f"{name}, line {self.line}" + (f", in `{text}`" if text else "")
 
 
+@cache
+def is_ours(module: str | None) -> bool:
+    return f"{module}.".startswith(OURS)
+
+
 def user_line() -> Source:
     """The nearest line on the stack that is not ours and not NumPy's."""
     frame = sys._getframe(1)
-    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(OURS):
+    while frame.f_back and is_ours(frame.f_globals.get("__name__")):
         frame = frame.f_back
     return Source(frame.f_code.co_filename, frame.f_lineno)
 

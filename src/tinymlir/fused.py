@@ -13,7 +13,7 @@ import numpy as np
 import tinymlir.outline  # noqa: F401  adds its rewrites
 from tinymlir.checkpoint import Config, Params
 from tinymlir.jit import Jitted, jit
-from tinymlir.model import check_ids, check_length
+from tinymlir.model import check_ids, check_length, placed
 from tinymlir.reference import forward
 
 
@@ -49,6 +49,7 @@ class FusedModel:
     params: Params
     run: Jitted = last_logits
     dtype: str | None = None
+    weights: Params | None = None  # the same, where `run` wants them
 
     def __call__(self, ids: Any, trace: dict[str, Any] | None = None) -> np.ndarray:
         """Token ids (N,) -> logits (1, V); `trace` receives every residual by name.
@@ -58,11 +59,14 @@ class FusedModel:
         ids = check_ids(ids, self.config.vocabulary)
         check_length(len(ids), 0, self.config.context)
         logits, kept = self.run(
-            padded(ids, self.config.context), np.array(len(ids) - 1), self.params,
+            padded(ids, self.config.context), np.array(len(ids) - 1),
+            self.weights or self.params,
             heads=self.config.heads, residuals=trace is not None)
+        logits = np.asarray(logits)  # it may be on a device
         if trace is not None:
             names = residual_names(self.config.blocks)
-            trace |= {name: x[:len(ids)] for name, x in zip(names, kept)}
+            trace |= {name: np.asarray(x)[:len(ids)]
+                      for name, x in zip(names, kept)}
             trace["logits"] = logits[None]
         return logits[None]
 
@@ -77,4 +81,5 @@ def residual_names(blocks: int) -> list[str]:
 def build(config: Config, params: Params, target: str, dtype: str | None
           ) -> FusedModel:
     """What load_model(fused=True) makes."""
-    return FusedModel(config, params, compiled(target, dtype), dtype)
+    weights = placed(params, target)
+    return FusedModel(config, params, compiled(target, dtype), dtype, weights)

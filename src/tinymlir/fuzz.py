@@ -88,7 +88,10 @@ def snippet(program: Program, mode: str) -> str:
     """What a user can paste to see the fault."""
     names = ", ".join(x.name for x in program.inputs)
     call = f'MODES["{mode}"].engine(f)({names})'
-    head = "import numpy as np; from tinymlir.fuzz_check import MODES"
+    head = ("import numpy as np; from tinymlir.fuzz_check import MODES\n"
+            "from tinymlir.updates import attend, update")
+    if not re.search(r"attend|update", str(program)):
+        head = head.partition("\n")[0]
     return f"{head}\n{program}\nprint({call}, 'is not', f({names}))"
 
 

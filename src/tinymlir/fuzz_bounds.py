@@ -58,6 +58,12 @@ def _(node: Expr, value: np.ndarray, given: Arrays, errors: Arrays) -> Any:
     return UNKNOWN if errors[1].any() else errors[0][given[1]]
 
 
+@rule(BOUND, Op.UPDATE)
+def _(node: Expr, value: np.ndarray, given: Arrays, errors: Arrays) -> Any:
+    return UNKNOWN if errors[1].any() else NUMPY[node.op](
+        errors[0], given[1], errors[2])
+
+
 @rule(BOUND, Op.WHERE)
 def _(node: Expr, value: np.ndarray, given: Arrays, errors: Arrays) -> Any:
     return np.where(errors[0] > 0, UNKNOWN, np.where(given[0], *errors[1:]))

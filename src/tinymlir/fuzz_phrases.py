@@ -14,7 +14,7 @@ import numpy as np
 
 from tinymlir.expr import DTYPES, Op
 from tinymlir.fuzz_programs import (
-    KINDS, Choose, Input, Program, content, literal, new_input, outcome)
+    KINDS, NAMES, Choose, Input, Program, content, literal, new_input, outcome)
 
 PHRASES: dict[Op, list[str]] = {
     Op.INPUT: ["np.positive({x})", "{x}.copy()"],
@@ -72,6 +72,8 @@ PHRASES |= {
               "{x}\nfor w in ({square}, {square}): {out} = np.tanh({out} @ w)"],
     Op.RESULT: ["{x}; kept = []\nfor _ in range(3): {out} = {out} @ {square}; "
                 "kept.append({out} * 2)\n{out} = np.stack(kept)"],
+    Op.UPDATE: ["update({x}, {x}[-1:], {at})", "update({x}, {x}[:2] * 2, {at})"],
+    Op.ATTEND: ["attend({q}, {f}, {f} * 2, {at}, 2.0)"],
 }
 
 
@@ -137,6 +139,8 @@ SLOTS["power"] = lambda w, x: w.choose(POWERS)
 SLOTS["slice"] = lambda w, x: w.choose(SLICES)
 SLOTS["dtype"] = lambda w, x: w.choose(TYPES)
 SLOTS["array"] = lambda w, x: w.array(x.shape)
+SLOTS["at"] = lambda w, x: w.pick(
+    lambda v: not v.ndim and v.dtype.kind == "i" and 0 <= v <= 1) or w.choose("01")
 SLOTS["k"] = lambda w, x: str(w.choose((1, 0, -1, 2, -2, 3)))
 
 
@@ -173,6 +177,15 @@ def _(w: Writer, x: Any) -> str:
 
 
 # %% 90_fuzz.md § A phrase book (6)
+@slot("q")
+def _(w: Writer, x: Any) -> str:
+    """Queries (H, N, D) to rows of H * D."""
+    n = x.shape[-1] if x.ndim else 1
+    heads = w.choose([h for h in (1, 2, 3) if n % h == 0])
+    shape = heads, w.choose((1, 2)), n // heads
+    return literal(content(w.choose, shape, w.choose(KINDS[:2])))
+
+
 @slot("square")
 def _(w: Writer, x: Any) -> str:
     n = x.shape[-1] if x.ndim else 1
@@ -232,8 +245,8 @@ def write_program(choose: Choose) -> Program:
         inputs.append(new_input(choose, name, values))
         values[name] = inputs[-1].build(values)
     writer = Writer(choose, values)
-    for _ in range(choose((1, 2, 3, 4, 5, 6, 8, 12))):
-        if not write_statement(writer):
+    while write_statement(writer) and len(writer.lines) < 12:
+        if not choose((False, True, True, True, True)):  # another one?
             break
     program = Program(tuple(inputs), tuple(writer.lines), returned(writer))
     return without_unused(program) if choose((True, True, False)) else program
@@ -265,7 +278,7 @@ def write_statement(w: Writer) -> bool:
     op, out = w.choose(list(PHRASES)), f"v{len(w.lines)}"
     w.reckless = w.choose(range(20)) == 19
     line = f"{out} = {w.fill(w.choose(PHRASES[op]), out)}"
-    space = {"np": np, **w.values}
+    space = {**NAMES, **w.values}
     ok, _ = outcome(exec, line, space)
     value = np.asarray(space.get(out)) if ok else None
     good = ok and value.dtype in DTYPES

@@ -12,6 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from tinymlir.updates import attend, update
+
+NAMES = {"np": np, "attend": attend, "update": update}  # what programs may use
+
 
 @dataclass(frozen=True, eq=False)
 class Input:
@@ -26,7 +30,7 @@ class Input:
 
     def build(self, earlier: dict[str, np.ndarray]) -> np.ndarray:
         text = self.layout.format("base")
-        return eval(text, {"np": np, "base": self.base, **earlier})
+        return eval(text, {**NAMES, "base": self.base, **earlier})
 
 
 # %% 90_fuzz.md § Programs as text (2)
@@ -54,7 +58,7 @@ class Program:
         return "\n".join([*map(str, self.inputs), source(self)])
 
     def function(self) -> Callable:
-        space: dict[str, Any] = {"np": np, "__name__": "program"}
+        space: dict[str, Any] = {**NAMES, "__name__": "program"}
         exec(compile(source(self), "<program>", "exec"), space)
         return space["f"]
 

@@ -4,52 +4,51 @@
 """A target of `jit` that fuses nothing (appendix on fuzzing)."""
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
-from tinymlir import native
-from tinymlir.compiler import Native, context, mlir_lock, packed, product, take
+from tinymlir import compiler, passes, store
+from tinymlir.calls import find
+from tinymlir.compiler import take
 from tinymlir.graph import Graph
+from tinymlir.loops import sequential
 
 __all__ = ["load", "take", "texts"]
+one_at_a_time = threading.RLock()
 
 
-def lower(graph: Graph, keep: bool = False) -> tuple[str, Any]:
-    """LLVM's text for a graph, and the work record, without the steps of fusion."""
-    with mlir_lock, context():
-        from tinymlir import passes
-        from tinymlir.builder import build
-        stages = tuple(replace(s, steps=() if s.name == "fused" else s.steps)
-                       for s in passes.CPU)
-        work = passes.Work(build(graph), native.host().vector_bits)
-        passes.run_stages(work, stages, keep)
-        return passes.to_llvm(work.module), work
+def one_thread(work: passes.Work) -> None:
+    """Loops over a stack of matrices run one after the other."""
+    for op in find(work.module, "scf.parallel"):
+        sequential(op, keep=0)
 
 
-class Unfused(Native):
-    """A compiled graph whose operations are loops of their own."""
-
-    def __init__(self, graph: Graph) -> None:
-        text, work = lower(graph)
-        count = len(graph.arguments) + len(graph.returned)
-        self.libraries = {k.symbol: product(k.symbol, tuple(vars(k).values()))
-                          for k in work.kernels}
-        symbols = {name: lib.result().address(name)
-                   for name, lib in self.libraries.items()}
-        self.code = native.Code(native.generate(text + packed(count)), symbols)
-        self.captured = [node.attrs["value"] for node in graph.arrays]
-        self.types = [(node.shape, node.dtype) for node in graph.results]
-        self.pointers = ctypes.c_void_p * count
-        kind = ctypes.CFUNCTYPE(None, self.pointers)
-        self.function = kind(self.code.address("packed"))
+def stages() -> tuple[passes.Stage, ...]:
+    """The stages of chapter 3 without fusion: a loop nest for each operation."""
+    known = {stage.name: stage for stage in passes.CPU}
+    plain = (passes.products, "func.func(convert-linalg-to-loops),canonicalize,cse",
+             one_thread, passes.functions)
+    return (known["linalg"], known["bufferized"], passes.Stage("scheduled", plain),
+            known["lowered"])
 
 
-load = Unfused
+@contextmanager
+def in_force() -> Iterator[None]:
+    with (one_at_a_time, mock.patch.object(passes, "CPU", stages()),
+          mock.patch.object(store, "folder", lambda: None)):
+        yield
+
+
+def load(graph: Graph) -> Any:
+    """The compiled graph."""
+    with in_force():
+        return compiler.load(graph)
 
 
 def texts(graph: Graph) -> Mapping[str, str]:
     """Stage name -> text, in order."""
-    low, work = lower(graph, keep=True)
-    return {"graph": str(graph), **work.texts, "llvm": low}
+    with in_force():
+        return compiler.texts(graph)

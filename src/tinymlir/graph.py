@@ -4,6 +4,7 @@
 """Tracing, printing, drawing and interpreting graphs (chapter 1)."""
 from __future__ import annotations
 
+import html
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -270,7 +271,9 @@ def svg(graph: Graph) -> str:
                          f'x2="{x + WIDE // 2}" y2="{y}" stroke="#888"/>')
     width = max((x for x, _ in corner.values()), default=0) + WIDE + 4
     height = max((y for _, y in corner.values()), default=0) + HIGH + 4
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
+    told = html.escape(f"The graph of {graph.name}: {len(corner)} values")
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+            f'aria-label="{told}" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" font-family="monospace" font-size="11">'
             f'{"".join(lines)}{"".join(boxes)}</svg>')
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from tinymlir.errors import OutOfRangeError, TracedValueError, UnsupportedError
+from tinymlir.errors import (
+    DTypeError, OutOfRangeError, TracedValueError, UnsupportedError)
 from tinymlir.expr import (
     METHODS, NUMPY, TYPE, Expr, Op, TensorType, as_expr, constant, make, rule)
 from tinymlir.numpy_api import astype, dummy, expand_dims, ravel, reshaped, sample
-from tinymlir.protocols import implements
+from tinymlir.protocols import implements, is_weak
 
 
 def getitem(x: Expr, key: Any) -> Expr:
@@ -110,8 +111,10 @@ def take(a, indices, axis=None):
     if type(axis) is not int or axis != 0 or isinstance(indices, (bool, int)):
         raise UnsupportedError("np.take needs axis=0 and an array of indices to be "
                                "traced")
-    x = as_expr(a)
-    return gather_rows(x if x.ndim else ravel(x), (row_numbers(indices),))
+    x, rows = as_expr(a), row_numbers(indices)
+    if rows.dtype.kind == "f":
+        raise DTypeError(f"np.take needs integers as indices, not {rows.dtype}")
+    return gather_rows(x if x.ndim else ravel(x), (rows,))
 
 
 METHODS["__getitem__"] = getitem
@@ -147,7 +150,8 @@ def concatenate(arrays, axis=0):
     np.concatenate([sample(p.type) for p in parts], axis)  # its errors count
     if axis is None:
         parts, axis = [ravel(p) for p in parts], 0
-    dtype = np.result_type(*(p.dtype for p in parts))
+    dtype = np.result_type(*(a if is_weak(a) else p.dtype
+                             for a, p in zip(arrays, parts)))
     axis = normalize_axis_index(axis, parts[0].ndim)
     return make(Op.CONCATENATE, *(astype(p, dtype) for p in parts), axis=axis)
 

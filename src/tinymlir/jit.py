@@ -20,14 +20,15 @@ import numpy as np
 
 from tinymlir.compiler import merged
 from tinymlir.errors import ArgumentError, OutOfRangeError, translated
-from tinymlir.expr import (
-    ELEMENTWISE, REDUCTIONS, Expr, Op, Source, TensorType)
+from tinymlir.expr import Expr, Source, TensorType
 from tinymlir.graph import BOUNDS, Graph, parameter_names, trace
 from tinymlir.pytree import LEAF, Structure, children, flatten_all, freeze
 from tinymlir.rewrites import improve, narrow
 
 TARGETS = {  # name -> the module that has take, ready, load and texts
     "cpu": "tinymlir.compiler",
+    "emulator": "tinymlir.emulator",  # chapter 8
+    "gpu": "tinymlir.cuda",  # chapter 9
 }
 
 
@@ -247,9 +248,16 @@ def donated(graph: Graph, chosen: Sequence[str], names: Sequence[str],
                                 f"it takes {', '.join(names) or 'none'}")
     owner = [name for name, structure in zip(names, structures)
              for _ in range(count(structure))]
-    able = getattr(target_module(target), "IN_PLACE", False)
     return replace(graph, donated=tuple(
-        i for i, name in enumerate(owner) if able and name in chosen))
+        i for i, name in enumerate(owner) if in_place(target) and name in chosen))
+
+
+ELSEWHERE: list[Callable[[Graph], Graph]] = []  # rewrites where nothing is in place
+
+
+def in_place(target: str) -> bool:
+    """Can code for this target write to its arguments?"""
+    return getattr(target_module(target), "IN_PLACE", False)
 
 
 DTYPES = {None: (improve,), "float32": (narrow, improve)}  # -> rewrites
@@ -284,8 +292,9 @@ class Jitted:
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         last = self.last
-        if last is not None and (arrays := last.signature.match(args)) is not None:
-            if frozen(static) == last.static:
+        if last is not None and frozen(static) == last.static:
+            arrays = last.signature.match(args)
+            if arrays is not None:
                 return last.run(arrays)
         names, leaves, structures = self.take_apart(args, static)
         if any(isinstance(leaf, Expr) for _, leaf in leaves):
@@ -342,7 +351,8 @@ class Jitted:
         """Trace and compile; what the cache drops for it is least recently used."""
         try:
             graph, result = trace(self.function, args, static)
-            for step in self.passes:
+            before = () if in_place(self.target) else ELSEWHERE
+            for step in (*before, *self.passes):
                 graph = step(graph)
             graph = donated(graph, self.donate, names, structures, self.target)
             compiled = Compiled(graph, names, structures, result, self.target,
@@ -365,6 +375,7 @@ class Jitted:
 
     def explain(self, *args: Any, **static: Any) -> str:
         """What the arguments compile to, and why (compiles if it is new)."""
+        from tinymlir.explain import explain
         return explain(self, args, static)
 
 
@@ -388,53 +399,3 @@ def jit(function: Callable | None = None, *, target: str = "cpu",
     if not callable(function):
         raise ArgumentError(f"jit takes a function, got {type(function).__name__}")
     return Jitted(function, target, dtype, limit, tuple(donate))
-
-
-# %% 04_jit.md § What did it do? (1)
-def differences(key: tuple, other: tuple, names: Sequence[str]) -> list[str]:
-    """What tells two keys apart, in words."""
-    (structures, types, static), (structures2, types2, static2) = key, other
-    found = []
-    if structures != structures2:
-        found.append("the structure of the arguments differs")
-    elif types != types2:
-        found += [f"{name}: {TensorType(*a)} instead of {TensorType(*b)}"
-                  for name, a, b in zip(names, types, types2) if a != b]
-    if static != static2:
-        found.append("the static keywords differ")
-    return found
-
-
-FLOPS: dict[Op, Callable[[Expr], int]] = {
-    **dict.fromkeys(ELEMENTWISE, lambda x: x.size),
-    **dict.fromkeys(REDUCTIONS, lambda x: x.operands[0].size),
-    Op.MATMUL: lambda x: 2 * x.size * x.operands[0].shape[-1],
-    Op.CALL: lambda x: flops(x.attrs["body"])}
-
-
-def flops(graph: Graph) -> int:
-    """Arithmetic operations: two for each product of a matmul, else one."""
-    return sum(FLOPS[x.op](x) for x in graph.nodes if x.op in FLOPS)
-
-
-# %% 04_jit.md § What did it do? (2)
-def explain(jitted: Jitted, args: tuple, static: dict) -> str:
-    """The report of Jitted.explain."""
-    known = list(jitted.cache)
-    compiled = jitted.compile(*args, **static)
-    key = next(k for k, c in jitted.cache.items() if c is compiled)
-    graph = compiled.graph
-    reasons = [differences(key, other, graph.names) for other in known]
-    new = "; ".join(min(reasons, key=len)) if reasons else "this is the first call"
-    inputs = sum(x.type.nbytes for x in (*graph.inputs, *graph.arrays))
-    steps = [f"  {name}: {len(text.splitlines())} lines, "
-             f"{text.count('linalg.generic')} generics, "
-             f"{text.count('scf.for')} loops"
-             for name, text in compiled.stages.items() if name != "asm"]
-    takes = ", ".join(f"{n}: {x.type}" for n, x in zip(graph.names, graph.inputs))
-    return "\n".join([
-        f"{graph.name}({takes})",
-        f"compiled already: {'yes' if key in known else 'no, ' + new}",
-        f"specialisations: {len(jitted.cache)} of at most {jitted.limit}",
-        f"bytes in {inputs}, out {sum(x.type.nbytes for x in graph.outputs)}; "
-        f"operations {flops(graph)}", *steps])

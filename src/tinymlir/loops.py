@@ -235,7 +235,7 @@ def sequential(op: ir.Operation, keep: int) -> None:
 
 
 def shape_loops(module: ir.Module, threads: bool) -> None:
-    """Merge neighbours, share large loops between threads, keep sums in registers."""
+    """Merge neighbours, share large loops between threads, sums to registers."""
     for function in find(module, "func.func"):
         for block in function.regions[0]:
             for group in groups(block):

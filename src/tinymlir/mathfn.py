@@ -114,6 +114,6 @@ EXPAND = {"math.exp": exp, "math.tanh": tanh}
 def expand_math(module: ir.Module) -> None:
     """Replace exp and tanh of the math dialect by plain arithmetic."""
     for op in find(module, *EXPAND):
-        with ir.InsertionPoint(op), ir.Location.unknown():
+        with ir.InsertionPoint(op), op.location:
             op.result.replace_all_uses_with(EXPAND[op.name](op.operands[0]))
         op.erase()

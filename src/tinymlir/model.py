@@ -55,6 +55,7 @@ class Model:
     params: Params
     run: Sublayers = COMPILED
     dtype: str | None = None  # what is computed in; None for NumPy's promotion
+    weights: Params | None = None  # the same, where `run` wants them: on a GPU, say
 
     def __call__(self, ids: Any, trace: dict[str, Any] | None = None) -> np.ndarray:
         """Token ids (N,) -> logits (1, V); `trace` receives every residual by name.
@@ -66,14 +67,14 @@ class Model:
         prepare(self, len(ids))
         for name, value in residuals(self, ids):
             if trace is not None:
-                trace[name] = value
-        return value
+                trace[name] = np.asarray(value)  # it may be on a device
+        return np.asarray(value)
 
 
 # %% 05_gpt2.md § The model (4)
 def residuals(model: Model, ids: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """The forward pass: every residual in network order, and last the logits."""
-    run, params = model.run, model.params
+    run, params = model.run, model.weights or model.params
     x = run.embed(ids, params.words, params.positions)
     yield "embedding", x
     for i, b in enumerate(params.blocks):
@@ -140,9 +141,20 @@ def check_length(prompt: int, new: int, context: int) -> None:
 
 
 # %% 05_gpt2.md § The model (8)
+PLACES = {"gpu": "tinymlir.cuda"}  # targets with a memory of their own (chapter 9)
+
+
+def placed(params: Params, target: str) -> Params | None:
+    """The weights in the memory of the target, if it has one."""
+    if target not in PLACES:
+        return None
+    return import_module(PLACES[target]).place(params)
+
+
 def build(config: Config, params: Params, target: str, dtype: str | None) -> Model:
     """The model of this chapter."""
-    return Model(config, params, compiled(target, dtype), dtype)
+    weights = placed(params, target)
+    return Model(config, params, compiled(target, dtype), dtype, weights)
 
 
 KINDS = {  # (fused, cache): the module that builds it
@@ -170,6 +182,9 @@ def load_model(directory: str | Path, target: str = "cpu", fused: bool = False,
             raise UnsupportedError(
                 f"load_model: {name}={value!r} is not supported; expected "
                 f"{' or '.join(map(repr, known))}")
+    if cache and target in PLACES:
+        raise UnsupportedError(f"load_model: cache=True is not supported for "
+                               f"target={target!r}; use it without a cache")
     config, params, tokenizer = read_checkpoint(directory, cast)
     module = import_module(KINDS[fused, cache])
     return module.build(config, params, target, dtype), tokenizer

@@ -54,7 +54,10 @@ def find_repeat(keys: Sequence[tuple]) -> Repeat | None:
     codes = np.array([number.setdefault(k, len(number)) for k in keys])
     best, saved = None, 0
     for period in range(1, len(codes) // 2 + 1):
-        start, run = longest_run(codes[:-period] == codes[period:])
+        same_key = codes[:-period] == codes[period:]
+        if np.count_nonzero(same_key) <= saved:
+            continue
+        start, run = longest_run(same_key)
         count = run // period + 1
         if (count - 1) * period > saved:
             saved = (count - 1) * period
@@ -87,37 +90,45 @@ def inputs_of(blocks: Sequence[Sequence[Expr]]) -> list[tuple[Expr, ...]]:
     return list(slots.values())
 
 
-def outputs_of(graph: Graph, blocks: Sequence[Sequence[Expr]]) -> list[int]:
-    """The places in a block whose values are used outside of it."""
-    where = {id(node): (b, i) for b, block in enumerate(blocks)
-             for i, node in enumerate(block)}
-    used = {where[id(x)][1] for x in graph.outputs if id(x) in where}
-    for node in graph.nodes:
-        own = where.get(id(node), (None,))[0]
-        used |= {where[id(x)][1] for x in node.operands
-                 if id(x) in where and where[id(x)][0] != own}
-    return sorted(used)
-
-
 # %% 06_fused.md § Is it the same block? (2)
-def best_cut(graph: Graph, nodes: Sequence[Expr], repeat: Repeat
-             ) -> list[list[Expr]] | None:
-    """The blocks with the fewest results; None if none are wired alike."""
-    best, fewest = None, len(nodes)
-    for shift in range(repeat.slack + 1):
-        blocks = cut(nodes, repeat, shift)
-        crossing = len(outputs_of(graph, blocks)) if alike(blocks) else fewest
-        if crossing < fewest:
-            best, fewest = blocks, crossing
-    return best
+def links(graph: Graph, nodes: Sequence[Expr]) -> np.ndarray:
+    """(producer, consumer) of each operand and output, as numbers of nodes.
+
+    A leaf is number -1; who takes an output comes after all nodes."""
+    number = {id(node): i for i, node in enumerate(nodes)}
+    pairs = [(number.get(id(x), -1), i) for i, node in enumerate(nodes)
+             for x in node.operands]
+    pairs += [(number.get(id(x), -1), len(nodes)) for x in graph.outputs]
+    return np.array(pairs, int).reshape(-1, 2)
 
 
-def alike(blocks: Sequence[Sequence[Expr]]) -> bool:
+def outputs_of(wires: np.ndarray, repeat: Repeat, shift: int) -> list[int]:
+    """The places in a block whose values are used outside of it."""
+    block, place = np.divmod(wires - repeat.start - shift, repeat.period)
+    inside = (block[:, 0] >= 0) & (block[:, 0] < repeat.count)
+    crossing = inside & (block[:, 0] != block[:, 1])
+    return np.unique(place[crossing, 0]).tolist()
+
+
+def alike(wires: np.ndarray, repeat: Repeat, shift: int) -> bool:
     """Are all blocks wired as the first one is?"""
-    first = wiring(blocks[0])
-    return all(wiring(block) == first for block in blocks[1:])
+    block, place = np.divmod(wires - repeat.start - shift, repeat.period)
+    inside = (block[:, 1] >= 0) & (block[:, 1] < repeat.count)
+    same_block = block[:, 0] == block[:, 1]
+    where = np.where(same_block, place[:, 0], -1)[inside]
+    rows = where.reshape(repeat.count, -1)  # equal keys: as many operands in each
+    return bool((rows == rows[0]).all())
 
 
+def best_cut(wires: np.ndarray, repeat: Repeat) -> int | None:
+    """The shift with the fewest results; None if no blocks are wired alike."""
+    shifts = [shift for shift in range(repeat.slack + 1)
+              if alike(wires, repeat, shift)]
+    return min(shifts, default=None,
+               key=lambda shift: len(outputs_of(wires, repeat, shift)))
+
+
+# %% 06_fused.md § Is it the same block? (3)
 def worth_it(blocks: Sequence[Sequence[Expr]]) -> bool:
     """A call forbids fusion across its border, so a block has to hold a product.
 
@@ -175,10 +186,12 @@ def reroll(graph: Graph) -> Graph:
     """Blocks that repeat become calls of one graph."""
     nodes = [node for node in graph.nodes if not is_leaf(node)]
     repeat = find_repeat([key(node) for node in nodes])
-    blocks = best_cut(graph, nodes, repeat) if repeat else None
-    if blocks is None or not worth_it(blocks):
+    wires = links(graph, nodes)
+    shift = best_cut(wires, repeat) if repeat else None
+    blocks = [] if shift is None else cut(nodes, repeat, shift)
+    if not blocks or not worth_it(blocks):
         return graph
-    slots, used = inputs_of(blocks), outputs_of(graph, blocks)
+    slots, used = inputs_of(blocks), outputs_of(wires, repeat, shift)
     body = body_of(blocks, slots, used)
     inside = {id(node): b for b, block in enumerate(blocks) for node in block}
     new: dict[int, Expr] = {id(x): x for x in graph.nodes if is_leaf(x)}

@@ -59,7 +59,7 @@ def distinct_results(work: Work) -> None:
         seen = set()
         for i, value in enumerate(op.operands):
             if value in seen:
-                with ir.InsertionPoint(op), ir.Location.unknown():
+                with ir.InsertionPoint(op), op.location:
                     fresh = bufferization.AllocTensorOp(value.type, [], copy=value)
                     op.operands[i] = fresh.result
             seen.add(value)
@@ -103,7 +103,7 @@ def copies(work: Work) -> None:
     for op in find(work.module, "memref.copy"):
         source, target = op.operands
         if not (is_plain(source) and is_plain(target)):
-            with ir.InsertionPoint(op), ir.Location.unknown():
+            with ir.InsertionPoint(op), op.location:
                 linalg.copy(source, outs=[target])
             op.erase()
 

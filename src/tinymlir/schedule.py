@@ -155,8 +155,8 @@ def pack_columns(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Valu
                  depth: ir.Value, width: ir.Value) -> None:
     """Copy a panel of B that is stored as B.T: number by number.
 
-    What lies beyond the edge is the last column again: any number does, but not what
-    happens to be in memory, since some numbers are slow to multiply."""
+    What lies beyond the edge is the last column again: any number does, but not
+    what happens to be in memory, since some numbers are slow to multiply."""
     last = arith.addi(j, arith.subi(width, index(1)))
     with loop_over(index(0), index(VECTORS * t.kernel.lanes), index(1)) as column:
         line = arith.minui(arith.addi(j, column), last)
@@ -187,7 +187,7 @@ LINE = 64  # bytes that come from memory together
 
 
 def fetch_ahead(t: Types, b: ir.Value, line: ir.Value, j: ir.Value) -> None:
-    """Ask for the part of B that a later panel copies when this one copies `line`."""
+    """Ask for what a later panel copies of B when this one copies `line`."""
     deep = t.kernel.depth == DEEP
     size = int(t.kernel.types[1][1:]) // 8
     wide = VECTORS * t.kernel.lanes
@@ -265,11 +265,14 @@ def dots(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
 
 
 def add(x: ir.Value, y: ir.Value) -> ir.Value:
-    whole = isinstance(x.type, ir.IntegerType)
-    return (arith.addi if whole else arith.addf)(x, y)
+    """The sum of two numbers, or of two vectors."""
+    many = isinstance(x.type, ir.VectorType)
+    kind = ir.VectorType(x.type).element_type if many else x.type
+    return (arith.addi if isinstance(kind, ir.IntegerType) else arith.addf)(x, y)
 
 
-def dot(t: Types, a: ir.Value, b: ir.Value, lines: list[ir.Value]) -> list[ir.Value]:
+def dot(t: Types, a: ir.Value, b: ir.Value, lines: list[ir.Value]
+        ) -> list[ir.Value]:
     """For each line a vector whose lanes add up to dot(A[0], B[line])."""
     depth, step = memref.dim(a, index(1)), index(t.kernel.lanes)
     loop = scf.ForOp(index(0), depth, step, [zeros(t.vector)] * len(lines))

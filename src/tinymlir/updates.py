@@ -12,10 +12,11 @@ import numpy as np
 from tinymlir import compiler
 from tinymlir.errors import (
     DTypeError, OutOfRangeError, ShapeError, UnsupportedError)
+from tinymlir.explain import FLOPS
 from tinymlir.expr import (
     NUMPY, TYPE, Expr, Op, TensorType, as_expr, constant, located, make, rule)
 from tinymlir.graph import BOUNDS, Graph, rewrite, same
-from tinymlir.jit import FLOPS
+from tinymlir.jit import ELSEWHERE
 from tinymlir.numpy_api import astype
 
 compiler.RULES.append("tinymlir.updates_mlir")
@@ -109,7 +110,8 @@ def applied(op: Op, *operands: Any) -> Array:
     if any(isinstance(x, Expr) for x in operands):
         if nodes[1].op is Op.CONSTANT:
             checked(nodes[1].attrs["value"], BOUNDS[op](node)[1])
-        return node
+        nothing = op is Op.UPDATE and not nodes[2].shape[0]
+        return nodes[0] if nothing else node
     return NUMPY[op](*map(np.asarray, operands))
 
 
@@ -181,3 +183,6 @@ def spelled_out(graph: Graph) -> Graph:
             return same(node, operands)
         return SPELLED[node.op](*operands)
     return rewrite(graph, visit)
+
+
+ELSEWHERE.append(spelled_out)

@@ -217,8 +217,10 @@ def map_tensors(index: dict[str, Entry]) -> dict[str, np.ndarray]:
 
 
 def map_tensor(data: np.ndarray, entry: Entry) -> np.ndarray:
-    """One tensor of a file; it is copied, too, if it lies at an odd place."""
-    array = READ[entry.dtype](data[entry.start:entry.stop]).reshape(entry.shape)
-    array = np.require(array, requirements="A")
+    """One tensor of a file; it is read, not mapped, if it lies at an odd place."""
+    raw = data[entry.start:entry.stop]
+    if entry.start % 4:  # a copy of the mapping would need its memory twice
+        raw = np.fromfile(entry.path, np.uint8, len(raw), offset=entry.start)
+    array = READ[entry.dtype](raw).reshape(entry.shape)
     array.flags.writeable = False
     return array

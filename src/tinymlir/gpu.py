@@ -1,0 +1,224 @@
+# Tangled from notebooks/08_gpu.md: edit the chapter, not this file.
+
+# %% 08_gpu.md § Memory and PTX (1)
+"""From a graph to GPU kernels and a plan (chapter 8)."""
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlir import ir
+from mlir.dialects import gpu
+
+import tinymlir.rows  # noqa: F401  adds kernels
+import tinymlir.tensorcores  # noqa: F401  adds kernels
+import tinymlir.tiles  # noqa: F401  adds kernels
+from tinymlir import passes
+from tinymlir.builder import build
+from tinymlir.calls import find
+from tinymlir.compiler import context, mlir_lock
+from tinymlir.errors import ArgumentError
+from tinymlir.expr import Expr, Op
+from tinymlir.graph import Graph, rewrite, same
+from tinymlir.groups import MANY
+from tinymlir.kernels import UNROLL, Array
+from tinymlir.plan import ALIGNMENT, Buffer, Launch, Plan, Pointer
+from tinymlir.routines import Program, Routine, Run
+
+
+# %% 08_gpu.md § Memory and PTX (2)
+def lifetimes(steps: Sequence[Run]) -> dict[Array, tuple[int, int]]:
+    """Temporary array -> its first and its last step."""
+    found: dict[Array, tuple[int, int]] = {}
+    for i, step in enumerate(steps):
+        for array in step.arrays:
+            if array.kind == "scratch":
+                found[array] = (found.get(array, (i, i))[0], i)
+    return found
+
+
+def arrange(lives: Mapping[Array, tuple[int, int]]) -> tuple[dict[Array, int], int]:
+    """An offset for each temporary array, and the bytes they need together.
+
+    The largest first, each as low as it fits beside those that live with it."""
+    offsets: dict[Array, int] = {}
+    for array in sorted(lives, key=lambda a: -a.nbytes):
+        first, last = lives[array]
+        taken = sorted((offsets[a], offsets[a] + a.nbytes) for a in offsets
+                       if lives[a][0] <= last and first <= lives[a][1])
+        at = 0
+        for start, end in taken:
+            if at + array.nbytes <= start:
+                break
+            at = max(at, -(-end // ALIGNMENT) * ALIGNMENT)
+        offsets[array] = at
+    total = max((offsets[a] + a.nbytes for a in offsets), default=0)
+    return offsets, total
+
+
+# %% 08_gpu.md § Memory and PTX (3)
+def plan_of(routine: Routine, chip: str, ptx: str) -> Plan:
+    """The routine with a pointer for every array."""
+    steps = routine.steps
+    outside = [*routine.takes, *routine.gives]
+    buffers = [Buffer(a.nbytes, a.kind, a.number) for a in outside]
+    number = {id(a): Pointer(i) for i, a in enumerate(outside)}
+    offsets, total = arrange(lifetimes(steps))
+    number |= {id(a): Pointer(len(buffers), at) for a, at in offsets.items()}
+    if total:
+        buffers.append(Buffer(total, "scratch", 0))
+    launches = tuple(
+        Launch(s.kernel, s.grid, s.block, 0, tuple(number[id(a)] for a in s.arrays))
+        for s in steps)
+    return Plan(chip, ptx, tuple(buffers), (), launches)
+
+
+# %% 08_gpu.md § Memory and PTX (4)
+CHIPS = {  # chip -> the oldest version of PTX that knows it
+    "sm_75": 63, "sm_80": 70, "sm_86": 71, "sm_87": 74, "sm_89": 78, "sm_90": 78,
+    "sm_100": 86, "sm_103": 88, "sm_120": 87, "sm_121": 88,
+}
+CHIP = "sm_80"
+
+
+def check_chip(chip: str, precision: str = "float32") -> str:
+    """The chip. Raises ArgumentError for one that LLVM would stumble over."""
+    if chip not in CHIPS:
+        raise ArgumentError(f"chip {chip!r} is not supported; expected one of "
+                            f"{', '.join(CHIPS)}")
+    if precision not in ("float32", "tf32"):
+        raise ArgumentError(f"precision {precision!r} is not supported; expected "
+                            f"'float32' or 'tf32'")
+    if precision == "tf32" and chip == "sm_75":
+        raise ArgumentError("precision 'tf32' needs a chip of sm_80 or later")
+    return chip
+
+
+# %% 08_gpu.md § Memory and PTX (5)
+TO_KERNELS = "canonicalize,cse"
+TO_NVVM = (
+    "nvvm-attach-target{{chip={chip} features=+ptx{version} O=3}},"
+    "convert-nvgpu-to-nvvm,"
+    "gpu.module(expand-strided-metadata,lower-affine,convert-scf-to-cf,"
+    "convert-gpu-to-nvvm{{use-bare-ptr-memref-call-conv=1}},"
+    "convert-to-llvm,canonicalize,cse,reconcile-unrealized-casts)")
+
+
+def prepared(graph: Graph) -> Graph:
+    """The graph in operations that a GPU has; further results may follow its own.
+
+    Chapter 10 adds operations that write to the memory of an operand, and says how
+    to do without."""
+    later = sys.modules.get("tinymlir.updates")
+    if later is None or not needs(graph, set(later.SPELLED)):
+        return graph
+    whole = replace(graph, outputs=graph.results, donated=())
+    return later.spelled_out(inlined(whole, set(later.SPELLED)))
+
+
+def needs(graph: Graph, ops: set[Op]) -> bool:
+    """Is one of the ops in the graph, or in a graph that it calls?"""
+    return any(x.op in ops or (x.op is Op.CALL and needs(x.attrs["body"], ops))
+               for x in graph.nodes)
+
+
+def inlined(graph: Graph, ops: set[Op]) -> Graph:
+    """Calls of graphs with these ops replaced by what they call."""
+    results: dict[int, list[Expr]] = {}
+
+    def visit(node: Expr, operands: tuple[Expr, ...]) -> Expr:
+        if node.op is Op.RESULT and id(node.operands[0]) in results:
+            return results[id(node.operands[0])][node.attrs["index"]]
+        if node.op is not Op.CALL or not needs(node.attrs["body"], ops):
+            return same(node, operands)
+        body = node.attrs["body"]
+        known = dict(zip(map(id, body.inputs), operands))
+        for x in body.nodes:
+            if x.op is not Op.INPUT:
+                known[id(x)] = same(x, tuple(known[id(y)] for y in x.operands))
+        results[id(node)] = [known[id(x)] for x in body.outputs]
+        return results[id(node)][0]
+    return rewrite(graph, visit)
+
+
+# %% 08_gpu.md § Memory and PTX (6)
+@dataclass
+class Lowered:
+    """A graph as kernels: the module that holds them, the steps that use them."""
+
+    module: ir.Module
+    routine: Routine
+    texts: dict[str, str]
+
+
+def lower(graph: Graph, precision: str = "float32") -> Lowered:
+    """Kernels of a graph. Call it inside the context, with the lock."""
+    work = passes.Work(build(graph))
+    few = len(graph.arguments) <= MANY  # MLIR's fusion knows no limit
+    passes.run_stages(work, passes.CPU[:2 if few else 1], keep=True)
+    with ir.Location.unknown():
+        program = Program(work.module, precision)
+        routine = program.routine("main")
+        module = program.library.module()
+        passes.expand_math(module)
+    passes.run_pipeline(module, TO_KERNELS, verify=True)
+    return Lowered(module, routine, {**work.texts, "kernels": str(module)})
+
+
+# %% 08_gpu.md § Memory and PTX (7)
+def to_ptx(module: ir.Module, chip: str) -> str:
+    """PTX of all kernels; uses the module up."""
+    if not module.body.operations[0].regions[0].blocks[0].operations:
+        return ""
+    passes.run_pipeline(module, TO_NVVM.format(chip=chip, version=CHIPS[chip]))
+    for branch in find(module, "llvm.br"):  # the lowering leaves it where LLVM
+        if UNROLL in branch.attributes:  # does not look
+            branch.attributes["loop_annotation"] = branch.attributes[UNROLL]
+    passes.run_pipeline(module, "gpu-module-to-binary{format=isa}")
+    (binary,) = module.body.operations
+    (attribute,) = binary.attributes["objects"]
+    return gpu.ObjectAttr(attribute).object.decode()
+
+
+def compile_graph(graph: Graph, chip: str = CHIP, precision: str = "float32"
+                  ) -> Plan:
+    """The plan of a graph for a chip.
+
+    With precision="tf32" products of float32 matrices go to tensor cores, which
+    look at 11 bits of each number. Raises ArgumentError for a chip without."""
+    check_chip(chip, precision)
+    with mlir_lock, context():
+        lowered = lower(graph, precision)
+        return plan_of(lowered.routine, chip, to_ptx(lowered.module, chip))
+
+
+# %% 08_gpu.md § Memory and PTX (8)
+def texts(graph: Graph, chip: str = CHIP) -> Mapping[str, str]:
+    """Stage name -> text, in order."""
+    check_chip(chip)
+    with mlir_lock, context():
+        lowered = lower(prepared(graph))
+        ptx = to_ptx(lowered.module, chip)
+    plan = plan_of(lowered.routine, chip, ptx)
+    return {"graph": str(graph), **lowered.texts, "plan": listing(plan), "ptx": ptx}
+
+
+# %% 08_gpu.md § Memory and PTX (9)
+def listing(plan: Plan) -> str:
+    """The buffers and the steps of a plan, a line each."""
+    lines = [f"buffer {i}: {b.kind} {b.index}, {b.nbytes} bytes"
+             for i, b in enumerate(plan.buffers)]
+    for step in plan.launches:
+        given = ", ".join(f"{p.buffer}+{p.offset}" if p.offset else f"{p.buffer}"
+                          for p in step.arguments)
+        shape = " x ".join("x".join(str(n) for n in trimmed(size))
+                           for size in (step.grid, step.block))
+        lines.append(f"{step.kernel}<{shape}>({given})")
+    return "\n".join(lines)
+
+
+def trimmed(size: Sequence[int]) -> list[int]:
+    """Without the ones at the end."""
+    count = max((i + 1 for i, n in enumerate(size) if n > 1), default=1)
+    return list(size[:count])

@@ -1,0 +1,539 @@
+"""Chapter 8: every kernel against NumPy by the emulator, and its PTX against ptxas."""
+import functools
+import importlib.util
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_ops
+import tiny
+
+from tinymlir import cache, emulator, errors, factors, fused, gpu, ops, tiles
+from tinymlir.checkpoint import BUNDLED, Block, Params, read_checkpoint
+from tinymlir.expr import Op
+from tinymlir.graph import trace
+from tinymlir.jit import jit
+from tinymlir.model import PLAIN, Model, Sublayers
+from tinymlir.plan import ALIGNMENT, Buffer, Copy, Launch, Plan, Pointer
+from tinymlir.pytree import flatten
+from tinymlir.rewrites import improve, narrow
+from tinymlir.routines import Run
+from tinymlir.updates import attend, update
+
+dice = np.random.default_rng(0)
+
+
+def graph_of(function, args, static={}):
+    return improve(trace(function, args, static)[0])
+
+
+def emulated(function, args, static={}):
+    """What the emulator makes of a function, forwards; backwards has to be the same bits."""
+    graph = graph_of(function, args, static)
+    arrays = [leaf for arg in args for _, leaf in flatten(arg, "x")[0]]
+    program = emulator.load(graph)
+    ours = program(arrays)
+    program.backwards = True
+    for one, other in zip(ours, program(arrays)):
+        np.testing.assert_array_equal(one, other)
+    return program, ours[:len(graph.outputs)]
+
+
+def check(function, *args, ulps=4, **static):
+    """The emulator agrees with NumPy: shape, dtype and value."""
+    program, ours = emulated(function, args, static)
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+        expected = function(*args, **static)
+    expected = expected if isinstance(expected, (list, tuple)) else [expected]
+    assert len(ours) == len(expected)
+    for one, other in zip(ours, expected):
+        test_ops.same(one, other, ulps)
+    return program
+
+
+def together(functions):
+    """Many functions of the same arguments as one, so that they compile together."""
+    return lambda *args: [f(*args) for f in functions]
+
+
+# ---------------------------------------------------------------- every operation
+
+@pytest.mark.parametrize("left", test_ops.ARRAYS)
+def test_binary_operations(left):
+    x = test_ops.ARRAYS[left]
+    pairs = [(f, y) for f in test_ops.BINARY.values() for y in test_ops.ARRAYS.values()
+             if not (f is test_ops.BINARY["sub"] and x.dtype == y.dtype == bool)]
+    check(lambda x: [f(x, y) for f, y in pairs], x, ulps=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_functions_at_the_edges(dtype):
+    with np.errstate(all="ignore"):
+        edge = test_ops.EDGE.astype(dtype)
+    check(together([f for f, _ in test_ops.UNARY.values()]), edge)
+
+
+@pytest.mark.parametrize("dtype", ["F64", "I32", "BOOL", "T3"])
+def test_reductions_over_any_axes(dtype):
+    x = getattr(test_ops, dtype)
+    axes = [a for n in range(x.ndim + 1) for a in itertools.combinations(range(x.ndim), n)]
+    kinds = [(f, a, k) for f in (np.sum, np.max, np.min) for a in axes for k in (False, True)]
+    ulps = 0 if x.dtype.kind != "f" else 4
+    program = check(lambda x: [f(x, axis=a, keepdims=k) for f, a, k in kinds], x, ulps=ulps)
+    kernels = {name.split("_")[0] for name in program.device.kernels}
+    assert {"row", "column", "map"} <= kernels
+
+
+@pytest.mark.parametrize("columns", [1, 3, 32, 100, 129, 1000, 4096, 40000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_every_length(columns, dtype):
+    """In a warp, in a block, in registers, and longer than registers."""
+    x = dice.standard_normal((3, columns)).astype(dtype)
+    program, (ours, total, large) = emulated(
+        lambda x: (ops.softmax(x), np.sum(x, axis=1), np.max(x, axis=1) + 1), (x,))
+    exact = x.astype(np.float64)
+    tolerance = 32 * np.finfo(dtype).eps
+    np.testing.assert_allclose(ours, ops.softmax(exact), rtol=tolerance)
+    np.testing.assert_allclose(total, exact.sum(1), atol=tolerance * columns)
+    np.testing.assert_array_equal(large, x.max(1) + 1)
+
+
+@pytest.mark.parametrize("depth", [1, 7, 300])
+def test_columns_of_every_length(depth):
+    x = dice.standard_normal((depth, 70))
+    check(lambda x: (np.sum(x, axis=0), np.max(x, axis=0) * 2), x, ulps=64)
+
+
+def test_what_comes_in_a_row_is_one_kernel():
+    for name, kernels in (("softmax", 1), ("layer_norm", 1), ("gelu", 1), ("linear", 1),
+                          ("attention_sublayer", 6), ("feed_forward_sublayer", 3)):
+        example = ops.EXAMPLES[name]
+        plan = gpu.compile_graph(graph_of(example.function, example.arrays, example.static))
+        assert len(plan.launches) == kernels, name
+
+
+def test_a_chain_that_cannot_be_one_kernel_is_in_order():
+    """y needs all of the row sums of the other axis; z all of y."""
+    def function(x):
+        y = x - np.sum(x, axis=0)[:, None]
+        z = y @ y.T + np.max(y)
+        return z, y, np.sum(z * x, axis=1), z[::-1] + y
+
+    check(function, dice.standard_normal((9, 9)), ulps=4096)
+
+
+def test_moves():
+    check(together(test_ops.MOVES.values()), test_ops.F32, ulps=0)
+
+
+def test_gather_and_its_limits():
+    words = dice.standard_normal((7, 5)).astype(np.float32)
+    ids = np.array([[0, 6], [-7, -1]])
+    check(lambda ids, words: words[ids] * 2, ids, words, ulps=0)
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        jit(lambda ids, words: words[ids], target="emulator")(ids + 1, words)
+
+
+def test_nothing_and_single_numbers():
+    none, one = np.zeros((0, 3)), np.array(2.5)
+    check(lambda x, y: (x + 1, np.sum(x, axis=0), x.T @ x, y * 2, x.reshape(3, 0)), none, one)
+    check(lambda x: x, np.arange(3))
+    check(lambda x: (x, x, x[1:], x.T), dice.standard_normal((3, 2)), ulps=0)
+
+
+def test_results_that_share_parts():
+    def function(x):
+        both = np.concatenate([x, x * 2])
+        return both, np.concatenate([both, x]), both[::2], np.stack([x, x + 1], axis=-1)
+
+    check(function, dice.standard_normal((4, 3)), ulps=0)
+
+
+# ---------------------------------------------------------------- products
+
+def product(a, b):
+    """Ours, and the exact product with the error it may have."""
+    _, (ours,) = emulated(lambda a, b: a @ b, (a, b))
+    expected = a @ b
+    assert (ours.dtype, ours.shape) == (expected.dtype, expected.shape)
+    if expected.dtype.kind != "f":
+        np.testing.assert_array_equal(ours, expected)
+        return
+    wide = [x.astype(np.float64) for x in (a, b)]
+    bound = np.matmul(*map(abs, wide)) * np.finfo(ours.dtype).eps * (a.shape[-1] + 2)
+    assert (abs(ours - np.matmul(*wide)) <= bound + 1e-300).all()
+
+
+@pytest.mark.parametrize("shapes", test_ops.SHAPES, ids=str)
+@pytest.mark.parametrize("types", ["f4 f4", "f8 f4", "i8 i8", "? ?"])
+def test_products(shapes, types):
+    product(*((dice.standard_normal(s) * 4).astype(t) for s, t in zip(shapes, types.split())))
+
+
+@pytest.mark.parametrize("tile", [(n, i) for n in factors.TILES for i in range(len(factors.TILES[n]))],
+                         ids=str)
+@pytest.mark.parametrize("shape", [(130, 20, 129), (33, 65, 40)], ids=str)
+def test_every_tile_at_its_edges(tile, shape, monkeypatch):
+    """Sizes that no tile divides, with each tile in turn, in both orders of B."""
+    nbytes, number = tile
+    monkeypatch.setattr(tiles, "choose", lambda *_: factors.TILES[nbytes][number])
+    (n, k, m), dtype = shape, f"f{nbytes}"
+    a, b = dice.standard_normal((n, k)).astype(dtype), dice.standard_normal((k, m)).astype(dtype)
+    _, ours = emulated(lambda a, b: [a @ b + 1, a @ b.T.copy().T], (a, b))
+    exact = a.astype("f8") @ b.astype("f8")
+    for result, expected in zip(ours, (exact + 1, exact)):
+        np.testing.assert_allclose(result, expected, atol=k * 4 * np.finfo(dtype).eps * 4)
+    _, (ours,) = emulated(lambda a, b: a @ b.T, (a, b.T.copy()))
+    np.testing.assert_allclose(ours, exact, atol=k * 16 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("shape", [(40, 70, 40), (64, 64, 64), (3, 5, 7), (130, 33, 70)], ids=str)
+def test_tensor_cores_multiply_small_integers_exactly(shape):
+    n, k, m = shape
+    a, b = (dice.integers(-9, 9, s).astype(np.float32) for s in ((n, k), (k, m)))
+    graph = graph_of(lambda a, b: (a @ b + 1, b.T @ a.T), (a, b))
+    for backwards in (False, True):
+        ours = emulator.Program(graph, "tf32", backwards)([a, b])
+        for result, expected in zip(ours, (a @ b + 1, b.T @ a.T)):
+            np.testing.assert_array_equal(result, expected)
+
+
+def test_tensor_cores_are_used_only_where_asked_for():
+    x = dice.standard_normal((64, 64)).astype(np.float32)
+    graph = graph_of(lambda x: x @ x, (x,))
+    assert "mma" not in gpu.compile_graph(graph, "sm_90").ptx
+    assert "mma.sync" in gpu.compile_graph(graph, "sm_90", "tf32").ptx
+    (ours,) = emulator.Program(graph, "tf32")([x])
+    np.testing.assert_allclose(ours, x @ x, atol=64 * 2**-9)
+    assert abs(ours - x @ x).max() > 2**-15  # less than float32 is what it is
+    double = graph_of(lambda x: x @ x, (x.astype(np.float64),))
+    assert "mma" not in gpu.compile_graph(double, "sm_90", "tf32").ptx
+    for chip, precision in (("sm_75", "tf32"), ("sm_80", "half")):
+        with pytest.raises(errors.ArgumentError, match="precision"):
+            gpu.compile_graph(graph, chip, precision)
+
+
+def test_products_with_what_follows_and_views():
+    x = dice.standard_normal((6, 24)).astype(np.float32)
+
+    def heads(x):
+        q, k, v = (p.reshape(6, 2, 4).transpose(1, 0, 2) for p in np.split(x, 3, axis=1))
+        scores = ops.softmax(q @ k.transpose(0, 2, 1) / 2)
+        return (scores @ v).transpose(1, 0, 2).reshape(6, 8) + x[:, :8]
+
+    check(heads, x, ulps=64)
+
+
+# ---------------------------------------------------------------- models
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return read_checkpoint(tiny.write_checkpoint(tmp_path_factory.mktemp("model")))
+
+
+def test_a_model_by_sublayers(small):
+    run = Sublayers(*(jit(f, target="emulator") for f in PLAIN))
+    ids, ours, theirs = np.array([5, 7, 9, 200, 3]), {}, {}
+    Model(small.config, small.params, run)(ids, ours)
+    Model(small.config, small.params, PLAIN)(ids, theirs)
+    assert list(ours) == list(theirs) and len(ours) == 2 * tiny.BLOCKS + 2
+    for name, value in theirs.items():
+        assert ours[name].dtype == value.dtype
+        np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_as_one_function(small):
+    ids = np.array([5, 7, 9, 200, 3])
+    run = jit(fused.last_logits.function, target="emulator")
+    ours, _ = run(fused.padded(ids, tiny.CONTEXT), np.array(len(ids) - 1), small.params,
+                  heads=tiny.HEADS, residuals=False)
+    expected = Model(small.config, small.params, PLAIN)(ids)
+    np.testing.assert_allclose(ours, expected[0], rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_a_buffer_are_written_and_attended_to():
+    """The operations of chapter 10, spelled out in those that a GPU has."""
+    buffer, rows = dice.standard_normal((8, 6)), dice.standard_normal((2, 6))
+    queries = dice.standard_normal((2, 2, 3))
+
+    def step(buffer, rows, queries, at):
+        new = update(buffer, rows, at)
+        return new, attend(queries, new, new, at, 2.0)
+
+    ours = jit(step, target="emulator")(buffer, rows, queries, np.array(5))
+    for one, other in zip(ours, step(buffer, rows, queries, 5)):
+        np.testing.assert_allclose(one, other, rtol=1e-14)
+    with pytest.raises(IndexError, match="7 is out of bounds"):
+        jit(step, target="emulator")(buffer, rows, queries, np.array(7))
+
+
+def test_a_step_of_the_cached_model(small):
+    """Blocks that repeat are calls; what they update is spelled out in them too."""
+    zeros_, size = np.zeros((tiny.CONTEXT, tiny.WIDTH)), tiny.BLOCKS
+    keys = values = (zeros_.astype(np.float32), *[zeros_] * (size - 1))
+    ids, run = np.array([5, 7]), jit(cache.step, target="emulator")
+    for at in (0, 2):
+        given = (ids, np.array(at), np.array(1), small.params, keys, values)
+        ours, _, *buffers = run(*given, heads=tiny.HEADS, residuals=False)
+        logits, _, keys, values = cache.step(*given, heads=tiny.HEADS, residuals=False)
+        np.testing.assert_allclose(ours, logits, rtol=1e-4, atol=1e-4)
+        for one, other in zip(buffers, (keys, values)):
+            np.testing.assert_allclose(one[1], other[1], rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_that_update_buffers_are_not_called():
+    model = read_checkpoint(BUNDLED)
+    rows = [np.zeros((32, model.config.width), t)
+            for t in [np.float32] + [np.float64] * (model.config.blocks - 1)]
+    args = (np.array([5]), np.array(3), np.array(0), model.params, rows, rows)
+    graph = graph_of(cache.step, args, {"heads": model.config.heads, "residuals": False})
+    assert any(x.op is Op.CALL for x in graph.nodes)
+    new = gpu.prepared(graph)
+    assert not {x.op for x in new.nodes} & {Op.CALL, Op.UPDATE, Op.ATTEND}
+    assert [x.type for x in new.outputs] == [x.type for x in graph.results]
+
+
+def test_arguments_can_be_bound():
+    x, y = dice.standard_normal((2, 3, 3))
+    bound = jit(lambda x, y: x @ y, target="emulator").compile(x, y).bind(y=y)
+    np.testing.assert_allclose(bound(x), x @ y)
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+KERNEL = """module { gpu.module @kernels {
+gpu.func @k(%a: memref<64xf32>, %b: memref<64xf32>)
+    workgroup(%s: memref<64xf32, #gpu.address_space<workgroup>>) kernel
+    attributes {known_block_size = array<i32: 64, 1, 1>} {
+  %t = gpu.thread_id x
+  %one = arith.constant 1 : index
+  %n = arith.constant 64 : index
+  %next = arith.addi %t, %one : index
+  %wrap = arith.remui %next, %n : index
+  %v = memref.load %a[LOADED] : memref<64xf32>
+  memref.store %v, %s[%t] : memref<64xf32, #gpu.address_space<workgroup>>
+  BARRIER
+  %w = memref.load %s[%wrap] : memref<64xf32, #gpu.address_space<workgroup>>
+  memref.store %w, %b[%t] : memref<64xf32>
+  gpu.return
+} } }"""
+
+
+def run_text(barrier="gpu.barrier", loaded="%t", backwards=False):
+    """The kernel above: every thread passes its number on to the one before it."""
+    with gpu.mlir_lock, gpu.context():
+        from mlir import ir
+        text = KERNEL.replace("BARRIER", barrier).replace("LOADED", loaded)
+        device = emulator.Device(ir.Module.parse(text))
+    plan = Plan("sm_80", "", (Buffer(256, "argument", 0), Buffer(256, "result", 0)), (), ())
+    a, b = np.arange(64, dtype=np.float32), emulator.device_array((64,), np.float32)
+    memory = emulator.Memory(plan, [a], [b])
+    device.run(Launch("k", (1, 1, 1), (64, 1, 1), 0, (Pointer(0), Pointer(1))), memory,
+               backwards)
+    return b
+
+
+def test_the_emulator_waits_at_a_barrier():
+    expected = np.roll(np.arange(64), -1)
+    np.testing.assert_array_equal(run_text(), expected)
+    np.testing.assert_array_equal(run_text(backwards=True), expected)
+
+
+def test_a_missing_barrier_is_seen():
+    """In one order or the other, somebody reads what nobody has written: NaN."""
+    expected = np.roll(np.arange(64), -1)
+    assert any(not np.array_equal(run_text("", backwards=b), expected) for b in (False, True))
+
+
+def test_an_address_outside_is_refused():
+    with pytest.raises(errors.CompileError, match="outside of the array.*load of array 0"):
+        run_text(loaded="%next")
+
+
+def test_a_barrier_that_some_threads_miss_is_refused():
+    barrier = """%half = arith.constant 32 : index
+    %few = arith.cmpi ult, %t, %half : index
+    scf.if %few { gpu.barrier }"""
+    with pytest.raises(errors.CompileError, match="32 of 64 threads ended"):
+        run_text(barrier)
+
+
+@pytest.mark.parametrize("chip", ["sm_70", "sm_999", "80", "", None])
+def test_unknown_chips_are_refused(chip):
+    with pytest.raises(errors.ArgumentError, match="expected one of sm_75"):
+        gpu.compile_graph(graph_of(lambda x: x + 1, (np.ones(3),)), chip)
+
+
+def test_more_arrays_than_a_kernel_takes():
+    arrays = [np.full(3, float(i)) for i in range(1100)]
+    check(lambda *xs: functools.reduce(np.add, xs), *arrays)
+
+
+# ---------------------------------------------------------------- the plan
+
+def test_a_plan_survives_a_file():
+    example = ops.EXAMPLES["attention"]
+    plan = gpu.compile_graph(graph_of(example.function, example.arrays, example.static))
+    assert Plan.from_json(plan.to_json()) == plan
+    other = Plan("sm_80", "", (Buffer(4, "constant", 0),), (b"\0\xff",),
+                 (Copy(Pointer(0), Pointer(0, 2), 2),))
+    assert Plan.from_json(other.to_json()) == other
+
+
+def test_a_plan_is_read_without_the_compiler():
+    code = ("import sys; from tinymlir.plan import Plan\n"
+            "assert not [m for m in sys.modules if m.split('.')[0] in ('mlir', 'llvm')]")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_arrays_that_live_at_the_same_time_are_apart(seed):
+    random = np.random.default_rng(seed)
+    arrays = [gpu.Array(int(random.integers(1, 999)), "f32", "scratch") for _ in range(30)]
+    steps = [Run("k", (1, 1, 1), (1, 1, 1), tuple(random.choice(arrays, 3))) for _ in range(40)]
+    lives = gpu.lifetimes(steps)
+    offsets, total = gpu.arrange(lives)
+    for a, b in itertools.combinations(offsets, 2):
+        meet = lives[a][0] <= lives[b][1] and lives[b][0] <= lives[a][1]
+        apart = (offsets[a] + a.nbytes <= offsets[b] or offsets[b] + b.nbytes <= offsets[a])
+        assert apart or not meet
+    assert all(o % ALIGNMENT == 0 and o + a.nbytes <= total for a, o in offsets.items())
+    assert total <= sum(-(-a.nbytes // ALIGNMENT) * ALIGNMENT for a in offsets)
+
+
+def test_blocks_share_their_kernels(small):
+    ids = np.zeros(8, np.int64)
+    plan = gpu.compile_graph(graph_of(
+        fused.last_logits.function, (ids, np.array(7), small.params),
+        {"heads": tiny.HEADS, "residuals": False}))
+    names = [launch.kernel for launch in plan.launches]
+    assert plan.ptx.count(".entry") == len(set(names)) < len(names)
+
+
+# ---------------------------------------------------------------- PTX
+
+def find_ptxas():
+    """On the PATH, or in the package nvidia-cuda-nvcc."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = spec.submodule_search_locations if spec else []
+    files = [str(f) for d in folders or [] for f in Path(d).glob("**/bin/ptxas")]
+    return shutil.which("ptxas") or next(iter(files), None)
+
+
+PTXAS = find_ptxas()
+needs_ptxas = pytest.mark.skipif(not PTXAS, reason="no ptxas: pip install nvidia-cuda-nvcc")
+CHIPS = ["sm_75", "sm_80", "sm_90"]
+WIDTH, HEADS, WORDS, CONTEXT = 768, 12, 50257, 1024
+
+
+def zeros(*shape, dtype=np.float32):
+    """An array that takes no memory."""
+    return np.broadcast_to(dtype(0), shape)
+
+
+def large(blocks):
+    """Parameters with the shapes of GPT-2 124M."""
+    e = WIDTH
+    norm = ops.LayerNorm(zeros(e), zeros(e))
+    block = Block(norm, ops.Linear(zeros(e, 3 * e), zeros(3 * e)),
+                  ops.Linear(zeros(e, e), zeros(e)), norm,
+                  ops.Linear(zeros(e, 4 * e), zeros(4 * e)),
+                  ops.Linear(zeros(4 * e, e), zeros(e)))
+    return Params(zeros(WORDS, e), zeros(CONTEXT, e), (block,) * blocks, norm)
+
+
+def gpt2(tokens, dtype):
+    """The graphs of GPT-2 124M in both modes."""
+    p = large(12)
+    b, ids = p.blocks[0], np.zeros(tokens, np.int64)
+    first, later = (zeros(tokens, WIDTH, dtype=t) for t in (np.float32, np.float64))
+    heads = {"heads": HEADS}
+    calls = [(ops.attention_sublayer, (x, b.norm_1, b.qkv, b.out), heads) for x in (first, later)]
+    calls += [(ops.feed_forward_sublayer, (later, b.norm_2, b.up, b.down), {}),
+              (ops.embed, (ids, p.words, p.positions), {}),
+              (ops.logits, (later[-1:], *p.norm, p.words), {}),
+              (fused.last_logits.function, (ids, np.array(3), p), {**heads, "residuals": False})]
+    graphs = [trace(*call)[0] for call in calls]
+    return [improve(narrow(g) if dtype == "float32" else g) for g in graphs]
+
+
+def assemble(ptx, chip, folder):
+    """What ptxas says about PTX that it has to accept."""
+    (folder / "k.ptx").write_text(ptx)
+    done = subprocess.run([PTXAS, "-v", f"-arch={chip}", "k.ptx", "-o", "k.cubin"], cwd=folder,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@needs_ptxas
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("tokens, dtype", [(16, None), (64, None), (64, "float32")])
+def test_gpt2_is_accepted_by_ptxas_and_spills_nothing(tokens, dtype, chip, tmp_path):
+    for graph in gpt2(tokens, dtype):
+        plan = gpu.compile_graph(graph, chip)
+        report = assemble(plan.ptx, chip, tmp_path)
+        assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}
+        assert max(map(int, re.findall(r"Used (\d+) registers", report))) <= 255
+
+
+@needs_ptxas
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_bundled_model_is_accepted_by_ptxas(chip, tmp_path):
+    p = read_checkpoint(BUNDLED)
+    graph = graph_of(fused.last_logits.function, (np.zeros(16, int), np.array(3), p.params),
+                     {"heads": p.config.heads, "residuals": False})
+    report = assemble(gpu.compile_graph(graph, chip).ptx, chip, tmp_path)
+    assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}
+
+
+@needs_ptxas
+@pytest.mark.parametrize("chip", CHIPS[1:])
+def test_tensor_cores_are_accepted_by_ptxas(chip, tmp_path):
+    x = zeros(512, 512)
+    graph = graph_of(lambda x: ops.gelu(x @ x.T + 1), (x,))
+    report = assemble(gpu.compile_graph(graph, chip, "tf32").ptx, chip, tmp_path)
+    assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}
+
+
+@needs_ptxas
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_example_and_every_operation_is_accepted_by_ptxas(chip, tmp_path):
+    graphs = [graph_of(e.function, e.arrays, e.static) for e in ops.EXAMPLES.values()]
+    unary = together([f for f, _ in test_ops.UNARY.values()])
+    graphs += [graph_of(unary, (test_ops.EDGE,)),
+               graph_of(together(test_ops.MOVES.values()), (test_ops.F32,))]
+    for graph in graphs:
+        assemble(gpu.compile_graph(graph, chip).ptx, chip, tmp_path)
+
+
+@pytest.mark.parametrize("chip", gpu.CHIPS)
+def test_every_chip_that_is_offered_gets_code(chip):
+    ptx = gpu.compile_graph(graph_of(ops.softmax, (test_ops.F32,)), chip).ptx
+    assert f".target {chip}" in ptx and "__nv_" not in ptx
+
+
+def test_memory_moves_16_bytes_at_a_time():
+    for dtype, wide in ((np.float32, "v4.b32"), (np.float64, "v2.b64")):
+        x = zeros(4, 1024, dtype=dtype)
+        for function in (lambda x: x * 2, ops.softmax, lambda x: x @ x.T):
+            ptx = gpu.compile_graph(graph_of(function, (x,))).ptx
+            loads = re.findall(r"ld\.global\.(?:nc\.)?(\S+)", ptx)
+            assert loads and set(loads) == {wide}, (dtype, loads)
+            assert f"st.global.{wide}" in ptx or "@" in ptx
+
+
+def test_a_row_is_read_once():
+    """Three passes over a row in NumPy; here each of its vectors is loaded once."""
+    x = zeros(64, WIDTH)
+    for function in (ops.softmax, lambda x: ops.layer_norm(x, np.float32(1), np.float32(0))):
+        plan = gpu.compile_graph(graph_of(function, (x,)))
+        (launch,) = plan.launches
+        loads = plan.ptx.count("ld.global")
+        assert loads * 4 * launch.block[0] == WIDTH
