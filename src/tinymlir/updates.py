@@ -163,7 +163,7 @@ def attend_all(q: Expr, position: Expr, keys: Expr, values: Expr, scale: Expr
     heads, n, size = q.shape
     at, row = bounded(position, len(keys) - n), np.arange(len(keys))
     seen = (row < at + n)[:, None]
-    k, v = (np.where(seen, x, 0.0).reshape(-1, heads, size).transpose(1, 0, 2)
+    k, v = (np.where(seen, x, 0.0).reshape(len(x), heads, size).transpose(1, 0, 2)
             for x in (keys, values))
     later = row > at + np.arange(n)[:, None]
     scores = np.where(later, -np.inf, q @ k.transpose(0, 2, 1) / scale)
