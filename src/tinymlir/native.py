@@ -73,9 +73,17 @@ PROCESSORS = {"x86_64": "X86", "AMD64": "X86",
               "aarch64": "AArch64", "arm64": "AArch64"}
 
 
-@cache
+loading = threading.Lock()
+
+
 def llvm() -> ctypes.CDLL:
     """The LLVM library, with the code generator of this machine switched on."""
+    with loading:  # once, even if several threads begin with it
+        return load_llvm()
+
+
+@cache
+def load_llvm() -> ctypes.CDLL:
     spec = importlib.util.find_spec("llvm")
     folders = spec.submodule_search_locations if spec else []
     files = [f for d in folders or [] for f in Path(d, "lib").glob("libLLVM.*")]

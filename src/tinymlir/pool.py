@@ -4,6 +4,7 @@
 """Memory for compiled code, kept between calls (chapter 4)."""
 from __future__ import annotations
 
+import threading
 from functools import cache
 
 from tinymlir import native, store
@@ -117,9 +118,17 @@ end:
 """
 
 
-@cache
+lock = threading.Lock()
+
+
 def code() -> native.Code:
     """The pool of this process."""
+    with lock:  # two threads that load code at once have to get the same pool
+        return load_code()
+
+
+@cache
+def load_code() -> native.Code:
     text = TAKE + GIVE
     key = store.key_of(text)
     kept = store.read(key)
