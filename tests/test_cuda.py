@@ -17,6 +17,7 @@ from tinymlir.devarray import DeviceArray, borrow, from_dlpack, put
 from tinymlir.device import available, device, frozen, rounded, use
 from tinymlir.driver import (
     DeviceError, DeviceMemoryError, Driver, Mark, Module, Recording, check_chip)
+from tinymlir.errors import UnsupportedError
 from tinymlir.launcher import GRAPH_FROM
 from tinymlir.standin import StandIn
 
@@ -109,6 +110,15 @@ def test_what_is_frozen(tmp_path):
     assert not frozen(view)
     assert not frozen(np.frombuffer(memoryview(bytearray(8)).toreadonly(), np.uint8))
     assert frozen(np.frombuffer(b"12345678", np.uint8))
+
+
+def test_an_array_on_the_device_is_not_compared(stand_in):
+    stand_in()
+    x = put(np.zeros(1))
+    for attempt in (lambda: bool(x), lambda: x == put(np.zeros(1)), lambda: x != 0):
+        with pytest.raises(UnsupportedError, match="on the GPU cannot be compared"):
+            attempt()
+    assert len({x, x}) == 1
 
 
 def test_slices_of_rows_are_the_same_memory(stand_in):

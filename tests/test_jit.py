@@ -518,3 +518,10 @@ def test_a_cleared_cache_is_empty():
     f.cache_clear()
     f(np.ones(2))
     assert len(f.cache) == 1
+
+
+def test_options_of_another_kind_are_refused():
+    for options in ({"donate": 3}, {"donate": [1]}, {"target": []}, {"dtype": 1}):
+        with pytest.raises(errors.ArgumentError, match=next(iter(options))):
+            jit(np.exp, **options)
+    assert jit(lambda params: params + 1, donate="params").donate == ("params",)

@@ -285,3 +285,30 @@ def test_nothing_in_a_manifest_depends_on_the_machine(fused):
     assert os.path.expanduser("~") not in text and "/work" not in text
     numbers = np.array(json.loads((fused / "manifest.json").read_text())["lengths"])
     assert numbers.tolist() == [5, 6, 7, 8]
+
+
+# ---------------------------------------------------------------- what is not ours
+
+def test_other_files_in_the_folder_stay(copied, model):
+    """The folder of the checkpoint is a natural place; its JSON files are not plans."""
+    for name in ("config.json", "tokenizer.json"):
+        (copied / name).write_bytes((model / name).read_bytes())
+    before = {path.name for path in copied.iterdir()}
+    compiled(copied, model, "--fused", "--lengths", "3")
+    after = {path.name for path in copied.iterdir()}
+    assert {"config.json", "tokenizer.json", "manifest.json"} <= after
+    assert {f"{name}.json" for name in read_kernels(copied).manifest["plans"]} <= after
+    assert len(after & before) == 3  # the plans of before have gone
+
+
+def test_kernels_in_float32_are_another_purpose(tmp_path, model):
+    folder = compiled(tmp_path / "k", model, "--fused", "--lengths", "5", "--dtype", "float32")
+    assert read_kernels(folder).manifest["dtype"] == "float32"
+    with pytest.raises(KernelsError, match="dtype"):
+        read_kernels(folder).check(dtype=None)
+
+
+@pytest.mark.parametrize("words", [["--cache"], ["--kernels", "k"], ["--lengths", "1-99999999999"]])
+def test_what_compile_does_not_do_is_a_usage_error(tmp_path, model, words):
+    with pytest.raises(SystemExit, match="2"):
+        compiled(tmp_path / "k", model, *words)

@@ -13,13 +13,16 @@ from typing import Any
 from tinymlir.cli import add_model, at_least, chosen_model, command
 
 
+LONGEST = 1 << 16  # tokens; no context is as long
+
+
 def lengths(text: str) -> list[int]:
     """ "6-16,32" as numbers."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
         span = range(int(first), int(last if dash else first) + 1)
-        if not span or span[0] < 1:
+        if not span or span[0] < 1 or span[-1] > LONGEST:
             raise ValueError
         found.update(span)
     return sorted(found)
@@ -46,10 +49,10 @@ def prepare(args: argparse.Namespace, directory: Path) -> None:
     from tinymlir.checkpoint import read_config
     from tinymlir.device import device
     from tinymlir.saved import purpose_of, use_kernels
-    device()
     if args.kernels:
         config = read_config(directory / "config.json", args.cast)
-        use_kernels(args.kernels, **purpose_of(config, args.fused))
+        use_kernels(args.kernels, **purpose_of(config, args.fused, args.dtype))
+    device()
 
 
 def run_compile(args: argparse.Namespace) -> None:
@@ -62,18 +65,20 @@ def run_compile(args: argparse.Namespace) -> None:
     from tinymlir.verify import choose_prompt
     if not args.gpu:
         args.parser.error("only kernels for a GPU can be saved; say --gpu")
+    if args.cache or args.kernels:
+        args.parser.error("--cache and --kernels do not go with compile")
     check_chip(args.chip)
     directory = chosen_model(args)
     with pretending(args.chip) as plans:
         model, tokenizer = load_model(
-            directory, target="gpu", fused=args.fused, cast=args.cast)
+            directory, "gpu", fused=args.fused, dtype=args.dtype, cast=args.cast)
         start = len(encode(tokenizer, choose_prompt(directory, args.prompt, 1)[0]))
         asked = args.lengths or range(start, start + args.tokens)
         for n in asked:
             model(np.zeros(n, int))
             model(np.zeros(n, int), trace={})
     write_kernels(args.out, args.chip, plans, lengths=list(asked),
-                  **purpose_of(model.config, args.fused))
+                  **purpose_of(model.config, args.fused, args.dtype))
     print(f"{args.out}: {len(plans)} plans for {args.chip}, lengths "
           f"{min(asked)} to {max(asked)}", file=sys.stderr)
 

@@ -42,6 +42,14 @@ class DeviceArray:
             raise ArgumentError("len() of an array without axes")
         return self.shape[0]
 
+    def refuse(self, *other: Any) -> None:
+        """What would need the numbers. Raises UnsupportedError."""
+        raise UnsupportedError("an array on the GPU cannot be compared or asked "
+                               "for its truth; take x.numpy()")
+
+    __bool__ = __eq__ = __ne__ = refuse
+    __hash__ = object.__hash__
+
     def numpy(self) -> np.ndarray:
         """A copy on the host; waits until the array is computed."""
         made = np.empty(self.shape, self.dtype)

@@ -275,7 +275,7 @@ class Jitted:
                  limit: int, donate: tuple[str, ...]) -> None:
         for name, value, known in (("target", target, TARGETS),
                                    ("dtype", dtype, DTYPES)):
-            if value not in known:
+            if value is not None and type(value) is not str or value not in known:
                 raise ArgumentError(f"{name} {value!r} is not supported; expected "
                                     f"one of {', '.join(map(repr, known))}")
         limit_is_count = isinstance(limit, int) and limit is not True and limit > 0
@@ -398,4 +398,8 @@ def jit(function: Callable | None = None, *, target: str = "cpu",
             jit, target=target, dtype=dtype, limit=limit, donate=donate)
     if not callable(function):
         raise ArgumentError(f"jit takes a function, got {type(function).__name__}")
-    return Jitted(function, target, dtype, limit, tuple(donate))
+    names = (donate,) if isinstance(donate, str) else donate
+    if not isinstance(names, (tuple, list)) or not all(
+            isinstance(name, str) for name in names):
+        raise ArgumentError(f"donate: expected names of parameters, got {donate!r}")
+    return Jitted(function, target, dtype, limit, tuple(names))

@@ -67,10 +67,9 @@ def seal(manifest: dict[str, Any]) -> str:
 def write_kernels(directory: Path, chip: str, plans: dict[str, tuple[str, str]],
                   **purpose: Any) -> None:
     """Write a folder of plans. Raises KernelsError for one that is not ours."""
+    before: set[str] = set()
     if directory.exists() and any(directory.iterdir()):
-        read_kernels(directory, anyone=True)
-        for old in directory.glob("*.json"):
-            old.unlink()
+        before = {*read_kernels(directory, anyone=True).manifest["plans"]}
     directory.mkdir(parents=True, exist_ok=True)
     listed = {}
     for name, (words, text) in plans.items():
@@ -83,6 +82,8 @@ def write_kernels(directory: Path, chip: str, plans: dict[str, tuple[str, str]],
     part = directory / f"{MANIFEST}.part"
     part.write_text(json.dumps(manifest, indent=1))
     os.replace(part, directory / MANIFEST)
+    for name in before - set(plans):  # nothing else in the folder is ours
+        (directory / f"{Path(name).name}.json").unlink(missing_ok=True)
 
 
 # %% 09_cuda.md § Kernels in a folder (3)
@@ -147,12 +148,13 @@ def read_kernels(directory: Path, anyone: bool = False) -> Kernels:
     return Kernels(directory, manifest)
 
 
-def purpose_of(config: Any, fused: bool) -> dict[str, Any]:
+def purpose_of(config: Any, fused: bool, dtype: str | None = None
+               ) -> dict[str, Any]:
     """What a manifest says about the model, as JSON gives it back."""
     sizes = asdict(config)
     for key in ("end", "vocabulary"):  # of no consequence; found in the graph
         del sizes[key]
-    return {"model": sizes, "fused": fused}
+    return {"model": sizes, "fused": fused, "dtype": dtype}
 
 
 def use_kernels(directory: Path, **purpose: Any) -> None:
