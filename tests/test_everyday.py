@@ -144,11 +144,16 @@ class Terminal:
     def type(self, text):
         os.write(self.fd, text)
 
-    def status(self):
-        """Wait until it ends by itself."""
-        with contextlib.suppress(OSError):
-            while os.read(self.fd, 4096):
-                pass
+    def status(self, seconds=120):
+        """Say that there are no more lines, until it has heard it and ends by itself."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(OSError):  # the other side has gone
+            self.type(b"\x04")
+            while time.monotonic() < end:
+                if not select.select([self.fd], [], [], 1)[0]:
+                    self.type(b"\x04")  # it was not listening yet
+                elif not os.read(self.fd, 4096):
+                    break
         found = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         os.close(self.fd)
         return found
@@ -167,7 +172,6 @@ def test_on_a_terminal():
     terminal.until(b"> ")
     terminal.type(b"\x03")  # a line that was not meant
     terminal.until(b"> ")
-    terminal.type(b"\x04")  # no more lines
     assert terminal.status() == 0
 
 
