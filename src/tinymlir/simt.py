@@ -350,7 +350,7 @@ def fragment(threads: Threads, operand: str) -> np.ndarray:
 
 
 def multiply(threads: Threads, ins: Instruction) -> None:
-    """mma.sync.aligned.m16n8kN.row.col.f32.tf32.tf32.f32 d, a, b, c"""
+    """A product of matrices on the tensor cores: `mma.sync`, TF32 to float32."""
     if ins.name[3:] not in [(shape, "row", "col", "f32", "tf32", "tf32", "f32")
                             for shape in ("m16n8k4", "m16n8k8")]:
         raise PTXError(f"unknown instruction {'.'.join(ins.name)}")
