@@ -651,7 +651,7 @@ def test_no_bindings_installed():
                            "`pip install tinymlir[gpu]` brings it\n"), done.stderr
 
 
-@pytest.mark.skipif(available(), reason="there is a GPU here")
+@pytest.mark.skipif(available(), reason="this is about a machine without a GPU")
 def test_the_real_bindings_without_a_driver():
     bindings = pytest.importorskip("cuda.bindings.driver")
     for _ in range(2):
@@ -713,7 +713,7 @@ with home.current():
 """
 
 
-@pytest.mark.skipif(available(), reason="there is a GPU here")
+@pytest.mark.skipif(available(), reason="this is about a machine without a GPU")
 def test_the_real_bindings_take_what_we_pass(tmp_path):
     """NVIDIA's package, over a library in C that checks every argument that it gets."""
     pytest.importorskip("cuda.bindings.driver")

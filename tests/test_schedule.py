@@ -1,6 +1,10 @@
 """The matrix products themselves: every kind, type, vector width and edge."""
 import ctypes
+import os
+import subprocess
+import sys
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,22 +89,38 @@ def test_more_rows_than_a_block_holds():
                      native.host().vector_bits, depth), 523, 40, 33)
 
 
-@pytest.mark.skipif(threads.count() < 2, reason="there is one thread only")
-@pytest.mark.parametrize("kind, columns, m", [("dots", True, 1), ("matmul", False, 1),
-                                              ("matmul", False, 40), ("matmul", True, 40)])
-def test_threads_give_the_same_bits(kind, columns, m):
-    bits, types = native.host().vector_bits, ("f64", "f32", "f64")
+DIGESTS = """
+import hashlib
+import numpy as np
+import test_schedule as t
+from tinymlir import native, threads
+dice, bits = np.random.default_rng(5), native.host().vector_bits
+digest = hashlib.sha256()
+for kind, columns, m in (("dots", True, 1), ("matmul", False, 1), ("matmul", False, 40),
+                         ("matmul", True, 40)):
+    kernel = t.Kernel(kind, ("f64", "f32", "f64"), columns, bits,
+                      parallel=threads.count() > 1)
     for k, n in ((700, 401), (1000, 1003), (300, 3001), (3000, 97)):
-        a, b = numbers((m, k), "f64"), numbers((k, n), "f32")
-        stored = np.ascontiguousarray(b.T) if columns else b
-        results = []
-        for parallel in (False, True):
-            c = np.empty((m, n))
-            product(Kernel(kind, types, columns, bits, parallel=parallel))(
-                a, stored, c, True)
-            results.append(c)
-        np.testing.assert_array_equal(*results)
-        np.testing.assert_allclose(results[0], a @ b, rtol=1e-11, atol=1e-9)
+        a, b = dice.standard_normal((m, k)), dice.standard_normal((k, n), np.float32)
+        c = np.empty((m, n))
+        t.product(kernel)(a, np.ascontiguousarray(b.T) if columns else b, c, True)
+        np.testing.assert_allclose(c, a @ b, rtol=1e-11, atol=1e-9)
+        digest.update(c.tobytes())
+print(threads.count(), digest.hexdigest())
+"""
+
+
+@pytest.mark.skipif(threads.find_library() is None, reason="OpenMP is not installed")
+def test_any_number_of_threads_gives_the_same_bits():
+    """Also more threads than there are cores, and more than there are panels."""
+    found = {}
+    for count in (1, 2, 3, 7):
+        done = subprocess.run(
+            [sys.executable, "-c", DIGESTS], capture_output=True, text=True, check=True,
+            cwd=Path(__file__).parent, env=os.environ | {"TINYMLIR_THREADS": str(count)})
+        number, found[count] = done.stdout.split()
+        assert int(number) == count
+    assert len(set(found.values())) == 1
 
 
 def test_factors_with_strides():

@@ -87,10 +87,10 @@ TYPE: dict[Op, Callable[..., TensorType]] = {}
 NUMPY: dict[Op, Callable[..., np.ndarray]] = {}
 
 
-def rule(table: dict[Op, Callable], *ops: Op) -> Callable:
+def rule(table: dict[Any, Callable], *keys: Any) -> Callable:
     """Decorator: this function is the rule of these ops in that table."""
     def register(function: Callable) -> Callable:
-        table.update(dict.fromkeys(ops, function))
+        table.update(dict.fromkeys(keys, function))
         return function
     return register
 

@@ -11,6 +11,7 @@ import numpy as np
 from mlir import ir
 from mlir.dialects import arith, func, memref, scf, vector
 
+from tinymlir.expr import rule
 from tinymlir.plan import BYTES
 from tinymlir.scalars import index
 
@@ -92,14 +93,7 @@ def inner_operations(function: ir.Operation) -> list[ir.Operation]:
 REPLACE: dict[str, Callable[..., None]] = {}
 
 
-def replaces(*names: str) -> Callable:
-    def register(function: Callable) -> Callable:
-        REPLACE.update(dict.fromkeys(names, function))
-        return function
-    return register
-
-
-@replaces("gpu.return")
+@rule(REPLACE, "gpu.return")
 def leave(e, op, ids, slots, state) -> None:
     one = arith.constant(ir.IntegerType.get_signless(64), 1)
     done = memref.load(state, [index(0)])
@@ -108,7 +102,7 @@ def leave(e, op, ids, slots, state) -> None:
     op.erase()
 
 
-@replaces("gpu.block_id", "gpu.thread_id")
+@rule(REPLACE, "gpu.block_id", "gpu.thread_id")
 def number(e, op, ids, slots, state) -> None:
     """The number of the block or of the thread: an argument."""
     named = str(op.attributes["dimension"])  # such as #gpu<dim x>
@@ -118,7 +112,7 @@ def number(e, op, ids, slots, state) -> None:
 
 
 # %% 08_gpu.md § A GPU made of functions (5)
-@replaces(*ACCESSES)
+@rule(REPLACE, *ACCESSES)
 def checked(e, op, ids, slots, state) -> None:
     """An address outside of its array, or one that is not aligned, is noted."""
     at = 0 if op.name.endswith("load") else 1
@@ -143,7 +137,7 @@ def checked(e, op, ids, slots, state) -> None:
 
 
 # %% 08_gpu.md § Waiting for each other (1)
-@replaces("gpu.barrier")
+@rule(REPLACE, "gpu.barrier")
 def barrier(e, op, ids, slots, state) -> None:
     wait(e)
     op.erase()
@@ -155,7 +149,7 @@ def wait(e: Emulated) -> None:
     func.call([], "barrier", [])
 
 
-@replaces("gpu.shuffle")
+@rule(REPLACE, "gpu.shuffle")
 def shuffle(e, op, ids, slots, state) -> None:
     """Everybody writes; everybody waits; everybody reads a neighbour's."""
     value, distance, _ = op.operands
@@ -182,7 +176,7 @@ def thread_number(e: Emulated, ids: Sequence[ir.Value]) -> ir.Value:
 
 
 # %% 08_gpu.md § Waiting for each other (2)
-@replaces("nvgpu.mma.sync")
+@rule(REPLACE, "nvgpu.mma.sync")
 def multiply(e, op, ids, slots, state) -> None:
     """16 x 8 x 8 products: everybody shows what they hold, cut to TF32."""
     a, b, total = op.operands

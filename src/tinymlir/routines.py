@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from mlir import ir
 
 from tinymlir.errors import CompileError, UnsupportedError
+from tinymlir.expr import rule
 from tinymlir.groups import Group, Partition, dense, made_by, number_of, shape_of
 from tinymlir.kernels import KERNELS, Array, Built, Place
 from tinymlir.maps import copy_kernel, outside_of
@@ -208,14 +209,7 @@ NOTHING = {"arith.constant", "tensor.empty", "linalg.fill", "func.return",
            "linalg.generic"}
 
 
-def for_op(*names: str) -> Callable:
-    def register(function: Callable) -> Callable:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-    return register
-
-
-@for_op("tensor.extract_slice")
+@rule(RULES, "tensor.extract_slice")
 def slice_(w: Walker, op: ir.Operation) -> None:
     """The same array, from another offset on, with longer strides."""
     place, result = w.place(op.operands[0]), op.results[0]
@@ -239,7 +233,7 @@ def kept_strides(sizes: Sequence[int], strides: Sequence[int], shape: Sequence[i
 
 
 # %% 08_gpu.md § Views (2)
-@for_op("tensor.expand_shape")
+@rule(RULES, "tensor.expand_shape")
 def expand(w: Walker, op: ir.Operation) -> None:
     """An axis that becomes several: the last of them takes the old steps."""
     place, shape = w.place(op.operands[0]), shape_of(op.results[0])
@@ -251,7 +245,7 @@ def expand(w: Walker, op: ir.Operation) -> None:
     w.places[op.results[0]] = Place(place.array, place.offset, tuple(strides))
 
 
-@for_op("tensor.reshape", "tensor.collapse_shape", "tensor.cast")
+@rule(RULES, "tensor.reshape", "tensor.collapse_shape", "tensor.cast")
 def reshape(w: Walker, op: ir.Operation) -> None:
     """The same numbers in the same order, if there are no gaps between them."""
     place = w.dense(op.operands[0])
@@ -259,7 +253,7 @@ def reshape(w: Walker, op: ir.Operation) -> None:
 
 
 # %% 08_gpu.md § Views (3)
-@for_op("tensor.insert_slice")
+@rule(RULES, "tensor.insert_slice")
 def insert(w: Walker, op: ir.Operation) -> None:
     """Part of an array is written; if others need it as it was, it is copied."""
     part, whole, result = op.operands[0], op.operands[1], op.results[0]
@@ -283,7 +277,7 @@ def insert(w: Walker, op: ir.Operation) -> None:
 
 
 # %% 08_gpu.md § Views (4)
-@for_op("func.call")
+@rule(RULES, "func.call")
 def call(w: Walker, op: ir.Operation) -> None:
     """The steps of the function, on the arrays of this call."""
     routine = w.program.routine(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
