@@ -2,9 +2,11 @@
 
 `engines` gives functions from token ids (N,) to the logits (V,) of the next token, in
 float32; `decoders` gives functions from new ids and the cache so far to the logits and the
-cache. An engine that is not installed is left out.
+cache. An engine that is not installed is left out. llama.cpp is not in the `bench` extra,
+since it is compiled when it is installed: `pip install llama-cpp-python gguf`.
 """
 import importlib.util
+import os
 import tempfile
 from pathlib import Path
 
@@ -195,6 +197,101 @@ def torch_forward(params, heads, threads):
     return forward
 
 
+# ---------------------------------------------------------------- JAX
+
+def jax_forward(params, heads):
+    """The same operations in jax.numpy, compiled by XLA, once for each length."""
+    import jax
+    import jax.numpy as jnp
+    jax.config.update("jax_platforms", "cpu")
+
+    def norm(x, gain, bias):
+        x = x - x.mean(-1, keepdims=True)
+        return gain * x / jnp.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) + bias
+
+    def block(x, b):
+        n, width = x.shape
+        y = norm(x, *b.norm_1) @ b.qkv.weight + b.qkv.bias
+        q, k, v = (z.reshape(n, heads, -1).transpose(1, 0, 2) for z in jnp.split(y, 3, -1))
+        scores = q @ k.transpose(0, 2, 1) * q.shape[-1]**-0.5
+        mask = jnp.where(jnp.tri(n, dtype=bool), 0, -jnp.inf).astype(x.dtype)
+        y = jax.nn.softmax(scores + mask, axis=-1) @ v
+        x = x + y.transpose(1, 0, 2).reshape(n, width) @ b.out.weight + b.out.bias
+        y = norm(x, *b.norm_2) @ b.up.weight + b.up.bias
+        return x + jax.nn.gelu(y, approximate=True) @ b.down.weight + b.down.bias
+
+    @jax.jit
+    def forward(p, ids):
+        x = p.words[ids] + p.positions[:len(ids)]
+        for b in p.blocks:
+            x = block(x, b)
+        return norm(x[-1], *p.norm) @ p.words.T
+
+    there = jax.tree.map(jnp.asarray, params)
+    return lambda ids: np.asarray(forward(there, ids))
+
+
+# ---------------------------------------------------------------- llama.cpp
+
+def gguf_file(params, heads, folder):
+    """The weights as llama.cpp wants them: float32, matrices as (outputs, inputs)."""
+    import gguf
+    file = Path(folder, "model.gguf")
+    out = gguf.GGUFWriter(str(file), "gpt2")
+    words, context = len(params.words), len(params.positions)
+    width, up = params.blocks[0].up.weight.shape
+    for add, value in ((out.add_context_length, context), (out.add_embedding_length, width),
+                       (out.add_block_count, len(params.blocks)), (out.add_head_count, heads),
+                       (out.add_feed_forward_length, up), (out.add_vocab_size, words),
+                       (out.add_layer_norm_eps, EPSILON), (out.add_file_type, 0),
+                       (out.add_tokenizer_model, "no_vocab")):
+        add(value)
+    tensors = {"token_embd.weight": params.words, "position_embd.weight": params.positions,
+               "output_norm.weight": params.norm.gain, "output_norm.bias": params.norm.bias}
+    for i, b in enumerate(params.blocks):
+        for name, norm in (("attn_norm", b.norm_1), ("ffn_norm", b.norm_2)):
+            tensors[f"blk.{i}.{name}.weight"] = norm.gain
+            tensors[f"blk.{i}.{name}.bias"] = norm.bias
+        for name, linear in (("attn_qkv", b.qkv), ("attn_output", b.out),
+                             ("ffn_up", b.up), ("ffn_down", b.down)):
+            tensors[f"blk.{i}.{name}.weight"] = linear.weight.T
+            tensors[f"blk.{i}.{name}.bias"] = linear.bias
+    for name, value in tensors.items():
+        out.add_tensor(name, np.array(value, np.float32, order="C"))
+    for step in (out.write_header_to_file, out.write_kv_data_to_file,
+                 out.write_tensors_to_file, out.close):
+        step()
+    return file
+
+
+def llama(params, heads, threads, folder):
+    """A function from new ids, and whether to forget those before, to the logits."""
+    from llama_cpp import Llama
+    context, words = len(params.positions), len(params.words)
+    model = Llama(str(gguf_file(params, heads, folder)), n_ctx=context, n_batch=context,
+                  n_ubatch=512, n_threads=threads, n_threads_batch=threads, type_k=0,
+                  type_v=0, verbose=False)
+
+    def run(ids, fresh=True):
+        if fresh:
+            model.reset()
+        model.eval([int(x) for x in ids])
+        logits = model._ctx.get_logits_ith(-1)
+        return np.ctypeslib.as_array(logits, (words,)).copy()
+
+    return run
+
+
+def llama_decoder(params, heads, threads):
+    run = llama(params, heads, threads, tempfile.mkdtemp())
+
+    def step(ids, past):
+        fresh = bool(past) and isinstance(past[0], np.ndarray)
+        return run(ids, fresh), [True]
+
+    return step
+
+
 def decoders(params, heads, threads):
     """Name -> function from ids and a list of keys and values to logits and that list."""
     found = {}
@@ -204,6 +301,8 @@ def decoders(params, heads, threads):
             found["ONNX Runtime"] = onnxruntime_decoder(file, threads)
         if installed("openvino"):
             found["OpenVINO"] = openvino_decoder(file, threads)
+    if installed("llama_cpp", "gguf"):
+        found["llama.cpp"] = llama_decoder(params, heads, threads)
     return found
 
 
@@ -219,4 +318,8 @@ def engines(params, heads, threads):
             found["OpenVINO"] = openvino_forward(file, threads)
     if installed("torch"):
         found["PyTorch"] = torch_forward(params, heads, threads)
+    if installed("jax") and threads == os.cpu_count():  # it takes all of them
+        found["JAX"] = jax_forward(params, heads)
+    if installed("llama_cpp", "gguf"):
+        found["llama.cpp"] = llama(params, heads, threads, folder)
     return found

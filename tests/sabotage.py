@@ -96,6 +96,12 @@ FAULTS = [
     Fault("constants stay float64 in float32 mode", "rewrites",
           "constant(value, NARROW) if node.dtype == WIDE else node", "node",
           "test_jit.py -k float32"),
+    Fault("a band may read what other bands write", "bands", "(a != b or at != at_too)",
+          "(a != b)", "test_bands.py"),
+    Fault("a band counts its rows from 0", "bands", "        return (not counts and",
+          "        return (True and", "test_bands.py"),
+    Fault("a square keeps one corner", "schedule", "left = [x + n - half if x & half else x",
+          "left = [x if x & half else x", "test_schedule.py"),
     # chapter 4: the JIT
     Fault("numbers are no part of the key on disk", "store", '.tobytes().hex() if number else ""',
           '.tobytes().hex() if False else ""', "test_store.py -k one_bit"),

@@ -16,7 +16,8 @@ LOOPS = "scf.parallel", "scf.for"
 ACCESS = {"memref.load": 0, "memref.store": 1}  # -> which operand is the buffer
 PURE = ("arith.", "math.", "affine.apply", "scf.")
 VIEWS = ("memref.subview", "memref.expand_shape", "memref.collapse_shape",
-         "memref.cast", "memref.reinterpret_cast", "memref.transpose")
+         "memref.cast", "memref.reinterpret_cast", "memref.transpose",
+         "memref.reshape")
 
 
 def body_of(op: ir.Operation) -> ir.Block:
@@ -214,11 +215,17 @@ def turns(op: ir.Operation) -> int:
     return prod(1 if x is None else x for x in uppers) * max(sum(inner), 1)
 
 
+def calls(op: ir.Operation) -> bool:
+    """Is a product computed in this loop?"""
+    return any(x.name == "func.call" for x in inside(op))
+
+
 def shared(op: ir.Operation) -> int:
-    """How many leading dimensions the threads share: none, or one."""
-    calls = any(x.operation.name == "func.call" for x in body_of(op))
-    outermost = op.parent.name not in LOOPS
-    return int(outermost and (calls or turns(op) >= ENOUGH))
+    """How many leading dimensions the threads share: none, one, or all of them
+    if each turn computes whole products."""
+    if op.parent.name in LOOPS:
+        return 0
+    return len(body_of(op).arguments) if calls(op) else int(turns(op) >= ENOUGH)
 
 
 def sequential(op: ir.Operation, keep: int) -> None:
@@ -236,10 +243,11 @@ def sequential(op: ir.Operation, keep: int) -> None:
 
 def shape_loops(module: ir.Module, threads: bool) -> None:
     """Merge neighbours, share large loops between threads, sums to registers."""
-    for function in find(module, "func.func"):
-        for block in function.regions[0]:
-            for group in groups(block):
-                merge(group)
+    bodies = [body_of(op) for op in find(module, "scf.parallel") if calls(op)]
+    blocks = [x for op in find(module, "func.func") for x in op.regions[0]]
+    for block in (*bodies, *blocks):
+        for group in groups(block):
+            merge(group)
     chosen = [(op, shared(op) if threads else 0)
               for op in find(module, "scf.parallel")]
     for op, keep in chosen:

@@ -158,7 +158,7 @@ def machine() -> int:
 
 # %% 04_jit.md § Optimising (1)
 PASSES = ("function(sroa<modify-cfg>,early-cse,loop-mssa(loop-rotate,licm),"
-          "loop(loop-idiom),loop-vectorize<interleave-forced-only>,early-cse,"
+          "loop(loop-idiom),loop-vectorize,early-cse,"
           "loop-mssa(licm),simplifycfg)")
 ASSEMBLY, OBJECT = 0, 1
 

@@ -11,6 +11,7 @@ from mlir import ir
 from mlir.dialects import bufferization, func, linalg, llvm
 from mlir.passmanager import PassManager
 
+from tinymlir.bands import cut_bands
 from tinymlir.calls import call_kernels, find
 from tinymlir.errors import CompileError
 from tinymlir.loops import shape_loops
@@ -114,6 +115,10 @@ def is_plain(value: ir.Value) -> bool:
     return kind.affine_map == ir.AffineMap.get_identity(kind.rank)
 
 
+def bands(work: Work) -> None:
+    cut_bands(work.module)
+
+
 def products(work: Work) -> None:
     work.kernels = call_kernels(work.module, work.bits, work.parallel)
 
@@ -143,7 +148,8 @@ CPU = (
     Stage("fused", (FUSE,)),
     Stage("bufferized", (own_fills, distinct_results, BUFFERIZE, in_place, RESULTS,
                          copies)),
-    Stage("scheduled", (products, LOOPS, loops, "canonicalize,cse", functions)),
+    Stage("scheduled", (bands, products, LOOPS, loops, "canonicalize,cse",
+                        functions)),
     Stage("lowered", (LOWER_PROGRAM,)),
 )
 

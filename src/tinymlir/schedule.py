@@ -108,6 +108,8 @@ def tile(t: Types, rows: int, args: list[ir.Value]) -> None:
     cols = list(columns_of(t, j, width))
     start = [old_or_zero(t, c, line, col, mask, arith.andi(fresh, is_zero(k)))
              for line in lines for _, col, mask in cols]
+    if rows == TILE_ROWS[t.kernel.bits][0]:
+        fetch_below(t, c, lines, j)
     loop = scf.ForOp(index(0), depth, index(1), start)
     with ir.InsertionPoint(loop.body):
         at = loop.induction_variable
@@ -137,6 +139,19 @@ def old_or_zero(t: Types, c: ir.Value, line: ir.Value, col: ir.Value,
     return arith.select(fresh, zeros(t.vector), old)
 
 
+LINE = 64  # bytes that come from memory together
+
+
+def fetch_below(t: Types, c: ir.Value, lines: list[ir.Value], j: ir.Value) -> None:
+    """Ask for the part of C that the next tile adds to."""
+    size = int(t.kernel.types[2][1:]) // 8
+    for line in lines:
+        below = arith.addi(line, index(len(lines)))
+        for first in range(0, VECTORS * t.kernel.lanes, LINE // size):
+            column = arith.addi(j, index(first))
+            memref.prefetch(c, [below, column], False, 3, True)  # to level 1
+
+
 # %% 03_passes.md § The panel (1)
 def pack_rows(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
               depth: ir.Value, width: ir.Value) -> None:
@@ -153,16 +168,38 @@ def pack_rows(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
 
 def pack_columns(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
                  depth: ir.Value, width: ir.Value) -> None:
-    """Copy a panel of B that is stored as B.T: number by number.
+    """Copy a panel of B that is stored as B.T: square by square, turned over.
 
     What lies beyond the edge is the last column again: any number does, but not
     what happens to be in memory, since some numbers are slow to multiply."""
-    last = arith.addi(j, arith.subi(width, index(1)))
-    with loop_over(index(0), index(VECTORS * t.kernel.lanes), index(1)) as column:
-        line = arith.minui(arith.addi(j, column), last)
-        with loop_over(index(0), depth, index(1)) as at:
-            x = memref.load(b, [line, arith.addi(k, at)])
-            memref.store(widen(x, t.vector.element_type), panel, [at, column])
+    lanes, last = t.kernel.lanes, arith.addi(j, arith.subi(width, index(1)))
+    none = zeros(t.vector_b)
+    with loop_over(index(0), index(VECTORS * lanes), index(lanes)) as column:
+        first = arith.addi(j, column)
+        lines = [arith.minui(arith.addi(first, index(i)), last)
+                 for i in range(lanes)]
+        with loop_over(index(0), depth, index(lanes)) as at:
+            mask = vector.create_mask(t.mask, [arith.subi(depth, at)])
+            here = arith.addi(k, at)
+            square = [vector.maskedload(t.vector_b, b, [line, here], mask, none)
+                      for line in lines]
+            for i, x in enumerate(turned(square)):
+                vector.store(widen(x, t.vector), panel,
+                             [arith.addi(at, index(i)), column])
+
+
+def turned(rows: list[ir.Value]) -> list[ir.Value]:
+    """The columns of a square of numbers: swap two corners, then the corners of
+    each quarter, and so on."""
+    rows, n = list(rows), len(rows)
+    for half in (n >> i for i in range(1, n.bit_length())):
+        for i in (i for i in range(n) if not i & half):
+            pair = rows[i], rows[i + half]
+            left = [x + n - half if x & half else x for x in range(n)]
+            right = [x + n if x & half else x + half for x in range(n)]
+            rows[i] = vector.shuffle(*pair, left)
+            rows[i + half] = vector.shuffle(*pair, right)
+    return rows
 
 
 class loop_over:
@@ -183,9 +220,6 @@ class loop_over:
 
 
 # %% 03_passes.md § The panel (2)
-LINE = 64  # bytes that come from memory together
-
-
 def fetch_ahead(t: Types, b: ir.Value, line: ir.Value, j: ir.Value) -> None:
     """Ask for what a later panel copies of B when this one copies `line`."""
     deep = t.kernel.depth == DEEP
