@@ -65,7 +65,7 @@ def build_function(graph: Graph, name: str, module: ir.Module,
     return function
 
 
-# %% 02_builder.md § The function (3)
+# %% 02_builder.md § Graphs that call graphs (1)
 @rule(MLIR, Op.CALL)
 def call(b: Builder, node: Expr) -> ir.Value:
     """func.call of the body's function; RESULT nodes pick its values."""
