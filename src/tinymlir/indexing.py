@@ -53,6 +53,9 @@ def is_array(key: Any) -> bool:
     return isinstance(key, (Expr, np.ndarray, list, tuple, range))
 
 
+METHODS["__getitem__"] = getitem
+
+
 # %% 01_expr.md § Indexing (2)
 @rule(TYPE, Op.GATHER)
 def _(x: TensorType, rows: TensorType) -> TensorType:
@@ -115,9 +118,6 @@ def take(a, indices, axis=None):
     if rows.dtype.kind == "f":
         raise DTypeError(f"np.take needs integers as indices, not {rows.dtype}")
     return gather_rows(x if x.ndim else ravel(x), (rows,))
-
-
-METHODS["__getitem__"] = getitem
 
 
 # %% 01_expr.md § Cutting and joining (1)

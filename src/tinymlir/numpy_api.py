@@ -71,6 +71,37 @@ def sum_(a, axis=None, dtype=None, keepdims=False):
 
 
 # %% 01_expr.md § Functions (3)
+@rule(TYPE, Op.WHERE)
+def _(mask: TensorType, x: TensorType, y: TensorType) -> TensorType:
+    return TensorType(np.broadcast_shapes(mask.shape, x.shape, y.shape), x.dtype)
+
+
+@rule(TYPE, Op.CAST)
+def _(x: TensorType, dtype: Any) -> TensorType:
+    return TensorType(x.shape, supported(dtype))
+
+
+NUMPY[Op.WHERE] = np.where
+NUMPY[Op.CAST] = lambda x, dtype: np.asarray(x).astype(dtype)
+
+
+@implements(np.where)
+def where(condition, x=None, y=None):
+    if x is None or y is None:
+        raise TracedValueError(
+            "np.where with one argument has a shape that depends on the numbers; "
+            "write np.where(condition, a, b)")
+    dtype = np.result_type(*(i if is_weak(i) else as_expr(i).dtype for i in (x, y)))
+    x, y = (constant(i, dtype) if is_weak(i) else astype(i, dtype) for i in (x, y))
+    return make(Op.WHERE, astype(condition, bool), x, y)
+
+
+def astype(a: Any, dtype: Any) -> Expr:
+    x, wanted = as_expr(a), supported(dtype)
+    return x if x.dtype == wanted else make(Op.CAST, x, dtype=wanted)
+
+
+# %% 01_expr.md § Functions (4)
 def count(x: Expr, axis: Axis) -> float:
     """How many elements a reduction over these axes adds up."""
     axes = range(x.ndim) if axis is None else normalize_axis_tuple(axis, x.ndim)
@@ -108,97 +139,6 @@ def var(a, axis=None, dtype=None, ddof=0, keepdims=False, correction=None):
 @implements(np.std)
 def std(a, axis=None, dtype=None, ddof=0, keepdims=False, correction=None):
     return np.sqrt(var(a, axis, dtype, ddof, keepdims, correction))
-
-
-# %% 01_expr.md § Functions (4)
-@rule(TYPE, Op.WHERE)
-def _(mask: TensorType, x: TensorType, y: TensorType) -> TensorType:
-    return TensorType(np.broadcast_shapes(mask.shape, x.shape, y.shape), x.dtype)
-
-
-@rule(TYPE, Op.CAST)
-def _(x: TensorType, dtype: Any) -> TensorType:
-    return TensorType(x.shape, supported(dtype))
-
-
-NUMPY[Op.WHERE] = np.where
-NUMPY[Op.CAST] = lambda x, dtype: np.asarray(x).astype(dtype)
-
-
-@implements(np.where)
-def where(condition, x=None, y=None):
-    if x is None or y is None:
-        raise TracedValueError(
-            "np.where with one argument has a shape that depends on the numbers; "
-            "write np.where(condition, a, b)")
-    dtype = np.result_type(*(i if is_weak(i) else as_expr(i).dtype for i in (x, y)))
-    x, y = (constant(i, dtype) if is_weak(i) else astype(i, dtype) for i in (x, y))
-    return make(Op.WHERE, astype(condition, bool), x, y)
-
-
-def astype(a: Any, dtype: Any) -> Expr:
-    x, wanted = as_expr(a), supported(dtype)
-    return x if x.dtype == wanted else make(Op.CAST, x, dtype=wanted)
-
-
-# %% 01_expr.md § Matrix products (1)
-@rule(TYPE, Op.MATMUL)
-def _(a: TensorType, b: TensorType) -> TensorType:
-    dtype = np.matmul.resolve_dtypes((a.dtype, b.dtype, None))[-1]
-    return TensorType((*a.shape[:-1], b.shape[-1]), supported(dtype))
-
-
-NUMPY[Op.MATMUL] = np.matmul
-
-
-def matmul(x: Any, y: Any) -> Expr:
-    """NumPy's matmul: 1-D operands, batches and broadcasting of batches."""
-    a, b = as_expr(x), as_expr(y)
-    if 0 in (a.ndim, b.ndim):
-        raise ShapeError("matmul does not take 0-d arrays; use *")
-    vectors = (a.ndim == 1, b.ndim == 1)
-    a = a.reshape(1, -1) if vectors[0] else a
-    b = b.reshape(-1, 1) if vectors[1] else b
-    if a.shape[-1] != b.shape[-2]:
-        raise ShapeError(
-            f"matmul of {a.type} and {b.type}: the inner lengths "
-            f"{a.shape[-1]} and {b.shape[-2]} differ")
-    if a.dtype.kind == b.dtype.kind == "b":  # a sum of ands is an or
-        return matmul(astype(x, np.int32), y).astype(bool)
-    product = batched(a, b)
-    drop = [axis for axis, gone in zip((-2, -1), vectors) if gone]
-    return squeeze(product, tuple(drop)) if drop else product
-
-
-# %% 01_expr.md § Matrix products (2)
-def batched(a: Expr, b: Expr) -> Expr:
-    """A product of stacks: as one matrix product if possible, else a batch."""
-    if a.ndim == b.ndim == 2:
-        return make(Op.MATMUL, a, b)
-    if b.ndim == 2:
-        rows = math.prod(a.shape[:-1])
-        flat = make(Op.MATMUL, a.reshape(rows, a.shape[-1]), b)
-        return flat.reshape(*a.shape[:-1], b.shape[-1])
-    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = (stack_of_matrices(m, batch) for m in (a, b))
-    return make(Op.MATMUL, a, b).reshape(*batch, a.shape[-2], b.shape[-1])
-
-
-def stack_of_matrices(m: Expr, batch: tuple[int, ...]) -> Expr:
-    """Broadcast the leading dimensions to `batch` and merge them into one."""
-    full = broadcast_to(m, (*batch, *m.shape[-2:]))
-    return full.reshape(math.prod(batch), *m.shape[-2:])
-
-
-@implements(np.dot)
-def dot(a, b):
-    x, y = as_expr(a), as_expr(b)
-    if 0 in (x.ndim, y.ndim):
-        return elementwise(Op.MUL, x, y)
-    if y.ndim > 2:
-        raise UnsupportedError("np.dot with a stack of matrices on the right "
-                               "cannot be traced; use @")
-    return matmul(x, y)
 
 
 # %% 01_expr.md § Moving data (1)
@@ -359,8 +299,71 @@ METHODS |= {
     "reshape": reshape, "transpose": transpose, "astype": astype_,
     "copy": lambda x, order="C": x, "flatten": np.ravel,
     "max": np.max, "min": np.min,
-    "__len__": length, "__matmul__": matmul,
+    "__len__": length,
 }
 METHODS |= {f.__name__: f for f in (
     np.sum, np.mean, np.var, np.std, np.ravel, np.squeeze, np.swapaxes, np.dot,
     np.take)}
+
+
+# %% 01_expr.md § Matrix products (1)
+@rule(TYPE, Op.MATMUL)
+def _(a: TensorType, b: TensorType) -> TensorType:
+    dtype = np.matmul.resolve_dtypes((a.dtype, b.dtype, None))[-1]
+    return TensorType((*a.shape[:-1], b.shape[-1]), supported(dtype))
+
+
+NUMPY[Op.MATMUL] = np.matmul
+
+
+def matmul(x: Any, y: Any) -> Expr:
+    """NumPy's matmul: 1-D operands, batches and broadcasting of batches."""
+    a, b = as_expr(x), as_expr(y)
+    if 0 in (a.ndim, b.ndim):
+        raise ShapeError("matmul does not take 0-d arrays; use *")
+    vectors = (a.ndim == 1, b.ndim == 1)
+    a = a.reshape(1, -1) if vectors[0] else a
+    b = b.reshape(-1, 1) if vectors[1] else b
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"matmul of {a.type} and {b.type}: the inner lengths "
+            f"{a.shape[-1]} and {b.shape[-2]} differ")
+    if a.dtype.kind == b.dtype.kind == "b":  # a sum of ands is an or
+        return matmul(astype(x, np.int32), y).astype(bool)
+    product = batched(a, b)
+    drop = [axis for axis, gone in zip((-2, -1), vectors) if gone]
+    return squeeze(product, tuple(drop)) if drop else product
+
+
+# %% 01_expr.md § Matrix products (2)
+def batched(a: Expr, b: Expr) -> Expr:
+    """A product of stacks: as one matrix product if possible, else a batch."""
+    if a.ndim == b.ndim == 2:
+        return make(Op.MATMUL, a, b)
+    if b.ndim == 2:
+        rows = math.prod(a.shape[:-1])
+        flat = make(Op.MATMUL, a.reshape(rows, a.shape[-1]), b)
+        return flat.reshape(*a.shape[:-1], b.shape[-1])
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (stack_of_matrices(m, batch) for m in (a, b))
+    return make(Op.MATMUL, a, b).reshape(*batch, a.shape[-2], b.shape[-1])
+
+
+def stack_of_matrices(m: Expr, batch: tuple[int, ...]) -> Expr:
+    """Broadcast the leading dimensions to `batch` and merge them into one."""
+    full = broadcast_to(m, (*batch, *m.shape[-2:]))
+    return full.reshape(math.prod(batch), *m.shape[-2:])
+
+
+METHODS["__matmul__"] = matmul
+
+
+@implements(np.dot)
+def dot(a, b):
+    x, y = as_expr(a), as_expr(b)
+    if 0 in (x.ndim, y.ndim):
+        return elementwise(Op.MUL, x, y)
+    if y.ndim > 2:
+        raise UnsupportedError("np.dot with a stack of matrices on the right "
+                               "cannot be traced; use @")
+    return matmul(x, y)

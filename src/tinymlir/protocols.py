@@ -52,59 +52,6 @@ METHODS["__array_ufunc__"] = apply_ufunc
 
 
 # %% 01_expr.md § Operators (2)
-def is_weak(x: Any) -> bool:
-    """NEP 50: Python's int and float, but not bool and not np.float64."""
-    return type(x) in (int, float)
-
-
-def elementwise(op: Op, *inputs: Any) -> Expr:
-    """One elementwise node; numbers become constants of the dtype they take."""
-    inputs = tuple(x if is_weak(x) else as_expr(x) for x in inputs)
-    if op in COMPARISONS:
-        inputs = tuple(comparable(x, inputs) for x in inputs)
-    takes = loop(op, *(type(x) if is_weak(x) else x.dtype for x in inputs))
-    operands = [constant(x, d) if is_weak(x) else x for x, d in zip(inputs, takes)]
-    return power(*operands) if op is Op.POW else make(op, *operands)
-
-
-def comparable(x: Any, inputs: tuple) -> Any:
-    """A Python int beyond the integers it meets is as good as an infinity."""
-    kinds = [i.dtype for i in inputs if isinstance(i, Expr) and i.dtype.kind == "i"]
-    if type(x) is not int or not kinds:
-        return x
-    info = np.iinfo(kinds[0])
-    beyond = math.inf if x > 0 else -math.inf
-    return x if info.min <= x <= info.max else beyond
-
-
-# %% 01_expr.md § Operators (3)
-def power(base: Expr, exponent: Expr) -> Expr:
-    """A power; one exponent for many numbers is a number itself, as in NumPy."""
-    whole = loop(Op.POW, base.dtype, exponent.dtype)[-1].kind == "i"
-    one = exponent.op is Op.CONSTANT and exponent.size == 1
-    if one and exponent.ndim and (whole or base.size > 1):
-        shape = np.broadcast_shapes(base.shape, exponent.shape)
-        x = power(base, constant(exponent.attrs["value"].reshape(())))
-        return x if shape == x.shape else make(Op.BROADCAST, x, shape=shape)
-    if whole:
-        check_integer_power(base, exponent)
-    return make(Op.POW, base, exponent)
-
-
-def check_integer_power(base: Expr, exponent: Expr) -> None:
-    """Integer powers need one constant exponent that is not negative."""
-    if base.dtype.kind == "b":
-        raise DTypeError("powers of bool arrays are int8 in NumPy, which is not "
-                         "supported; convert the base with astype(int)")
-    if exponent.op is not Op.CONSTANT or exponent.ndim:
-        raise UnsupportedError(
-            "integer ** array is not supported; convert the base with "
-            "astype(float), or use one constant exponent")
-    if base.size and exponent.attrs["value"].item() < 0:
-        raise ShapeError("Integers to negative integer powers are not allowed.")
-
-
-# %% 01_expr.md § Operators (4)
 COMPOSED: dict[np.ufunc, Callable] = {
     np.square: lambda x: elementwise(Op.MUL, x, x),
     np.reciprocal: lambda x: elementwise(Op.DIV, 1, x),
@@ -131,6 +78,59 @@ def composed(ufunc: np.ufunc, *inputs: Any) -> Expr:
         raise UnsupportedError(
             f"np.{ufunc.__name__} is not supported for these dtypes")
     return result
+
+
+# %% 01_expr.md § Operators (3)
+def is_weak(x: Any) -> bool:
+    """NEP 50: Python's int and float, but not bool and not np.float64."""
+    return type(x) in (int, float)
+
+
+def elementwise(op: Op, *inputs: Any) -> Expr:
+    """One elementwise node; numbers become constants of the dtype they take."""
+    inputs = tuple(x if is_weak(x) else as_expr(x) for x in inputs)
+    if op in COMPARISONS:
+        inputs = tuple(comparable(x, inputs) for x in inputs)
+    takes = loop(op, *(type(x) if is_weak(x) else x.dtype for x in inputs))
+    operands = [constant(x, d) if is_weak(x) else x for x, d in zip(inputs, takes)]
+    return power(*operands) if op is Op.POW else make(op, *operands)
+
+
+def comparable(x: Any, inputs: tuple) -> Any:
+    """A Python int beyond the integers it meets is as good as an infinity."""
+    kinds = [i.dtype for i in inputs if isinstance(i, Expr) and i.dtype.kind == "i"]
+    if type(x) is not int or not kinds:
+        return x
+    info = np.iinfo(kinds[0])
+    beyond = math.inf if x > 0 else -math.inf
+    return x if info.min <= x <= info.max else beyond
+
+
+# %% 01_expr.md § Operators (4)
+def power(base: Expr, exponent: Expr) -> Expr:
+    """A power; one exponent for many numbers is a number itself, as in NumPy."""
+    whole = loop(Op.POW, base.dtype, exponent.dtype)[-1].kind == "i"
+    one = exponent.op is Op.CONSTANT and exponent.size == 1
+    if one and exponent.ndim and (whole or base.size > 1):
+        shape = np.broadcast_shapes(base.shape, exponent.shape)
+        x = power(base, constant(exponent.attrs["value"].reshape(())))
+        return x if shape == x.shape else make(Op.BROADCAST, x, shape=shape)
+    if whole:
+        check_integer_power(base, exponent)
+    return make(Op.POW, base, exponent)
+
+
+def check_integer_power(base: Expr, exponent: Expr) -> None:
+    """Integer powers need one constant exponent that is not negative."""
+    if base.dtype.kind == "b":
+        raise DTypeError("powers of bool arrays are int8 in NumPy, which is not "
+                         "supported; convert the base with astype(int)")
+    if exponent.op is not Op.CONSTANT or exponent.ndim:
+        raise UnsupportedError(
+            "integer ** array is not supported; convert the base with "
+            "astype(float), or use one constant exponent")
+    if base.size and exponent.attrs["value"].item() < 0:
+        raise ShapeError("Integers to negative integer powers are not allowed.")
 
 
 # %% 01_expr.md § Functions (1)
