@@ -217,7 +217,7 @@ def text(graph: Graph) -> str:
 
 
 # %% 01_expr.md § Printing and drawing (2)
-WIDE, HIGH, GAP = 104, 30, 22
+WIDE, HIGH, GAP = 96, 30, 18
 
 
 def places(graph: Graph) -> dict[int, tuple[int, int]]:
@@ -255,6 +255,17 @@ def title(node: Expr, names: dict[int, str]) -> str:
     return " ".join([str(node.op), *numbers])
 
 
+def edge(a: int, b: int, x: int, y: int) -> str:
+    """From the box at (a, b) down to the one at (x, y), or around those between."""
+    if a != x or y == b + HIGH + GAP:
+        mid = WIDE // 2
+        way = f"M{a + mid} {b + HIGH}L{x + mid} {y}"
+    else:
+        side, start, end = x + WIDE, b + HIGH // 2, y + HIGH // 2
+        way = f"M{side} {start}C{side + GAP} {start} {side + GAP} {end} {side} {end}"
+    return f'<path d="{way}" fill="none" stroke="#888"/>'
+
+
 def svg(graph: Graph) -> str:
     """The graph as a picture: the same bytes for the same graph."""
     names, place = names_of(graph), places(graph)
@@ -266,10 +277,9 @@ def svg(graph: Graph) -> str:
             continue
         x, y = corner[id(node)]
         boxes.append(box(node, title(node, names), x, y))
-        for a, b in (corner[id(o)] for o in node.operands if id(o) in corner):
-            lines.append(f'<line x1="{a + WIDE // 2}" y1="{b + HIGH}" '
-                         f'x2="{x + WIDE // 2}" y2="{y}" stroke="#888"/>')
-    width = max((x for x, _ in corner.values()), default=0) + WIDE + 4
+        lines += [edge(*corner[id(o)], x, y) for o in node.operands
+                  if id(o) in corner]
+    width = max((x for x, _ in corner.values()), default=0) + WIDE + GAP
     height = max((y for _, y in corner.values()), default=0) + HIGH + 4
     told = html.escape(f"The graph of {graph.name}: {len(corner)} values")
     return (f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
