@@ -171,6 +171,8 @@ INSTEAD = {
     "__bool__": "use np.where(condition, a, b) in place of an if",
     "__setitem__": "build a new array with np.where or np.concatenate",
     "__contains__": "compare with == and reduce with np.max",
+    "__float__": "use NumPy's function in place of one of `math`, or pass the "
+                 "number as a keyword argument: keywords are static",
     "__array__": "use np.stack to make one array of several, and only the "
                  "functions that chapter 1 lists",
 }

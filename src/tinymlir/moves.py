@@ -29,23 +29,6 @@ def broadcast(b: Builder, node: Expr) -> View:
     return aligned(b.view(x), x.shape, node.shape)
 
 
-@rule(MLIR, Op.RESHAPE)
-def reshape(b: Builder, node: Expr) -> View | ir.Value:
-    """Unit axes change the map, a split axis is expand_shape, the rest reshapes."""
-    (x,), new = node.operands, node.shape
-    d = [e for e, length in zip(dims(len(new)), new) if length != 1]
-    if [n for n in x.shape if n != 1] == [n for n in new if n != 1]:
-        given = iter(d)
-        exprs = [zero() if length == 1 else next(given) for length in x.shape]
-        return b.view(x).through(len(new), exprs)
-    value, result = b.dense(x), tensor_type(new, x.dtype)
-    if (groups := splits(x.shape, new)) is not None:
-        return tensor.expand_shape(result, value, groups, [], list(new))
-    index = ir.IndexType.get()
-    attr = ir.DenseElementsAttr.get(np.array(new, np.int64), type=index)
-    return tensor.reshape(result, value, arith.constant(attr.type, attr))
-
-
 # %% 02_builder.md § Views and copies (2)
 def splits(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
     """Which new axes each old axis splits into; None if it is not a split."""
@@ -69,6 +52,24 @@ def splits(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
 
 
 # %% 02_builder.md § Views and copies (3)
+@rule(MLIR, Op.RESHAPE)
+def reshape(b: Builder, node: Expr) -> View | ir.Value:
+    """Unit axes change the map, a split axis is expand_shape, the rest reshapes."""
+    (x,), new = node.operands, node.shape
+    d = [e for e, length in zip(dims(len(new)), new) if length != 1]
+    if [n for n in x.shape if n != 1] == [n for n in new if n != 1]:
+        given = iter(d)
+        exprs = [zero() if length == 1 else next(given) for length in x.shape]
+        return b.view(x).through(len(new), exprs)
+    value, result = b.dense(x), tensor_type(new, x.dtype)
+    if (groups := splits(x.shape, new)) is not None:
+        return tensor.expand_shape(result, value, groups, [], list(new))
+    index = ir.IndexType.get()
+    attr = ir.DenseElementsAttr.get(np.array(new, np.int64), type=index)
+    return tensor.reshape(result, value, arith.constant(attr.type, attr))
+
+
+# %% 02_builder.md § Views and copies (4)
 @rule(MLIR, Op.SLICE)
 def slice_(b: Builder, node: Expr) -> ir.Value:
     (x,), slices = node.operands, node.attrs["slices"]
@@ -93,7 +94,7 @@ def here(i: int) -> ir.Value:
     return linalg.IndexOp(i).result
 
 
-# %% 02_builder.md § Views and copies (4)
+# %% 02_builder.md § Views and copies (5)
 @rule(MLIR, Op.CONCATENATE)
 def concatenate(b: Builder, node: Expr) -> ir.Value:
     """Each part is inserted at its offset."""
