@@ -262,7 +262,8 @@ def edge(a: int, b: int, x: int, y: int) -> str:
         way = f"M{a + mid} {b + HIGH}L{x + mid} {y}"
     else:
         side, start, end = x + WIDE, b + HIGH // 2, y + HIGH // 2
-        way = f"M{side} {start}C{side + GAP} {start} {side + GAP} {end} {side} {end}"
+        bend = side + GAP
+        way = f"M{side} {start}C{bend} {start} {bend} {end} {side} {end}"
     return f'<path d="{way}" fill="none" stroke="#888"/>'
 
 
