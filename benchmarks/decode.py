@@ -23,7 +23,7 @@ from tinymlir.cache import CachedModel, compiled
 
 def ours(params):
     """A fresh model, so that no token is known; it returns the logits itself."""
-    model = CachedModel(GPT2, params, compiled("cpu", "float32"), "float32")
+    model = CachedModel(GPT2, params, compiled("cpu", "float32", "float32"), "float32")
     seen = []
 
     def run(ids, past):

@@ -56,7 +56,7 @@ def made(config, params, fused):
     weights = cuda.place(params)
     if fused:
         return FusedModel(config, params, fused_for("gpu", None), None, weights)
-    return Model(config, params, compiled("gpu", None), None, weights)
+    return Model(config, params, compiled("gpu", None, "float32"), None, weights)
 
 
 def bundled_model(small, fused):

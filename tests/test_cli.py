@@ -199,7 +199,10 @@ def test_version():
     ["generate", "a", "--temperature", "1", "--top-k", "0"],
     ["generate", "a", "--temperature", "1", "--seed", "-1"],
     ["generate", "a", "--top-k", "3"], ["generate", "a", "--seed", "3"],
-    ["generate", "a", "--kernels", "k"], ["fetch", "a", "b"], ["--stop"]])
+    ["generate", "a", "--kernels", "k"], ["fetch", "a", "b"], ["--stop"],
+    ["generate", "a", "--precision", "tf32"], ["verify", "--precision", "tf32"],
+    ["generate", "a", "--gpu", "--precision", "half"], ["emit", "gelu", "--precision", "tf32"],
+    ["compile", "--out", "k", "--precision", "tf32"]])
 def test_usage(words, capsys):
     with pytest.raises(SystemExit) as caught:
         main(words)
@@ -259,6 +262,19 @@ def test_diff(capsys):
     assert lines[0].startswith("@@") and {line[0] for line in lines} >= {"-", "+"}
     assert main(["emit", "gelu", "--diff", "fused", "fused"]) == 0
     assert capsys.readouterr().out == "(no change)\n"
+
+
+def test_precision(capsys):
+    """Tensor cores only if asked for, and only on chips that have them."""
+    words = ["emit", "linear", "--gpu", "--chip", "sm_90", "--stage", "ptx"]
+    for more, used in (([], False), (["--precision", "float32"], False),
+                       (["--precision", "tf32"], True)):
+        assert main([*words, *more]) == 0
+        assert ("mma.sync" in capsys.readouterr().out) == used
+    words[words.index("sm_90")] = "sm_75"
+    assert main([*words, "--precision", "tf32"]) == 1
+    assert capsys.readouterr().err == (
+        "error: precision 'tf32' needs a chip of sm_80 or later, not sm_75\n")
 
 
 def test_types_of_the_examples():

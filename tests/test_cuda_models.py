@@ -144,7 +144,7 @@ def test_weights_go_there_once_and_only_logits_come_back(model, fused, stand_in)
 def test_mapped_weights_of_the_host_are_uploaded_once(model, stand_in):
     from tinymlir.fused import FusedModel, compiled
     here, _ = load_model(model)
-    there = FusedModel(here.config, here.params, compiled("gpu", None))
+    there = FusedModel(here.config, here.params, compiled("gpu", None, "float32"))
     there(IDS)
     before = stand_in.calls["cuMemcpyHtoDAsync"]
     there(IDS)
@@ -154,7 +154,7 @@ def test_mapped_weights_of_the_host_are_uploaded_once(model, stand_in):
 def test_the_fused_model_is_one_cuda_graph(model, stand_in):
     with mock.patch("tinymlir.launcher.GRAPH_FROM", 4):
         from tinymlir import fused
-        fused.compiled("gpu", None).cache_clear()
+        fused.compiled("gpu", None, "float32").cache_clear()
         here, _ = load_model(model)
         there, _ = load_model(model, target="gpu", fused=True)
         for shift in range(4):
@@ -162,7 +162,7 @@ def test_the_fused_model_is_one_cuda_graph(model, stand_in):
             np.testing.assert_allclose(there(ids), here(ids), rtol=2e-5, atol=2e-5)
         assert stand_in.calls["cuGraphLaunch"] == 3
         assert stand_in.calls["cuGraphInstantiate"] == 1
-        fused.compiled("gpu", None).cache_clear()
+        fused.compiled("gpu", None, "float32").cache_clear()
 
 
 def test_a_cache_is_refused(model):

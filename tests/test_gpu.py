@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ import pytest
 import test_ops
 import tiny
 
-from tinymlir import cache, emulator, errors, factors, fused, gpu, ops, tiles
+from tinymlir import (
+    cache, cuda, emulator, errors, factors, fused, gpu, ops, saved, store, tiles)
 from tinymlir.checkpoint import BUNDLED, Block, Params, read_checkpoint
 from tinymlir.expr import Op
 from tinymlir.graph import trace
 from tinymlir.jit import jit
-from tinymlir.model import PLAIN, Model, Sublayers
+from tinymlir.model import PLAIN, Model, Sublayers, load_model
 from tinymlir.plan import ALIGNMENT, Buffer, Copy, Launch, Plan, Pointer
 from tinymlir.pytree import flatten
 from tinymlir.rewrites import improve, narrow
@@ -31,6 +33,15 @@ dice = np.random.default_rng(0)
 
 def graph_of(function, args, static={}):
     return improve(trace(function, args, static)[0])
+
+
+def coarse(graph):
+    return replace(graph, precision="tf32")
+
+
+@pytest.fixture(scope="module")
+def small_folder(tmp_path_factory):
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 def emulated(function, args, static={}):
@@ -199,7 +210,7 @@ def test_tensor_cores_multiply_small_integers_exactly(shape):
     a, b = (dice.integers(-9, 9, s).astype(np.float32) for s in ((n, k), (k, m)))
     graph = graph_of(lambda a, b: (a @ b + 1, b.T @ a.T), (a, b))
     for backwards in (False, True):
-        ours = emulator.Program(graph, "tf32", backwards)([a, b])
+        ours = emulator.Program(coarse(graph), backwards)([a, b])
         for result, expected in zip(ours, (a @ b + 1, b.T @ a.T)):
             np.testing.assert_array_equal(result, expected)
 
@@ -208,15 +219,88 @@ def test_tensor_cores_are_used_only_where_asked_for():
     x = dice.standard_normal((64, 64)).astype(np.float32)
     graph = graph_of(lambda x: x @ x, (x,))
     assert "mma" not in gpu.compile_graph(graph, "sm_90").ptx
-    assert "mma.sync" in gpu.compile_graph(graph, "sm_90", "tf32").ptx
-    (ours,) = emulator.Program(graph, "tf32")([x])
+    assert "mma.sync" in gpu.compile_graph(coarse(graph), "sm_90").ptx
+    (ours,) = emulator.Program(coarse(graph))([x])
     np.testing.assert_allclose(ours, x @ x, atol=64 * 2**-9)
     assert abs(ours - x @ x).max() > 2**-15  # less than float32 is what it is
     double = graph_of(lambda x: x @ x, (x.astype(np.float64),))
-    assert "mma" not in gpu.compile_graph(double, "sm_90", "tf32").ptx
+    assert "mma" not in gpu.compile_graph(coarse(double), "sm_90").ptx
     for chip, precision in (("sm_75", "tf32"), ("sm_80", "half")):
-        with pytest.raises(errors.ArgumentError, match="precision"):
-            gpu.compile_graph(graph, chip, precision)
+        with pytest.raises(errors.ArgumentError, match=f"precision '{precision}'"):
+            gpu.compile_graph(replace(graph, precision=precision), chip)
+
+
+@pytest.mark.parametrize("shape", [(1, 65, 7), (70, 33, 66), (16, 8, 8), (64, 200, 3)], ids=str)
+def test_tf32_is_off_by_what_the_bits_that_are_cut_are_worth(shape):
+    """Ten bits of each factor are kept: each product is off by less than 2 * 2**-10."""
+    n, k, m = shape
+    a, b = (dice.standard_normal(s).astype("f4") for s in ((3, n, k), (3, k, m)))
+    wide, scale = a.astype("f8") @ b.astype("f8"), abs(a).astype("f8") @ abs(b).astype("f8")
+    run = jit(lambda a, b: a @ b, target="emulator", precision="tf32")
+    assert (abs(run(a, b) - wide) <= scale * (2**-9 + k * 2**-24)).all()
+    if n > 1 and m > 1:  # a product with a vector is a reduction, and exact
+        assert (abs(run(a, b) - wide) > scale * 2**-16).any()
+    fine = jit(lambda a, b: a @ b, target="emulator")
+    assert (abs(fine(a, b) - wide) <= scale * (k + 2) * 2**-24).all()
+
+
+def test_tf32_does_not_change_what_is_no_product_of_float32():
+    x, y = dice.standard_normal((9, 9)).astype("f4"), dice.standard_normal((9, 9))
+
+    def function(x, y):
+        return x + y, ops.softmax(x), x @ y, y @ y, np.sum(x, axis=0)
+
+    ours = jit(function, target="emulator", precision="tf32")(x, y)
+    for one, other in zip(ours, jit(function, target="emulator")(x, y)):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_precision_is_part_of_every_key(monkeypatch, tmp_path):
+    x = dice.standard_normal((8, 8)).astype("f4")
+    graphs = [jit(lambda x: x @ x, target="emulator", precision=p).compile(x).graph
+              for p in ("float32", "tf32")]
+    assert [g.precision for g in graphs] == ["float32", "tf32"]
+    assert len({store.fingerprint(g) for g in graphs}) == len({saved.identity(g) for g in graphs}) == 2
+    monkeypatch.setenv("TINYMLIR_CACHE", str(tmp_path))
+    monkeypatch.setattr(cuda.settings, "chip", "sm_80")
+    for _ in range(2):  # compiled, then read
+        assert ["mma" in cuda.plan_for(g).ptx for g in graphs] == [False, True]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("options", [
+    {"precision": "tf32"}, {"precision": "tf32", "target": "cpu"},
+    {"precision": "half", "target": "gpu"}, {"precision": "TF32", "target": "gpu"},
+    {"precision": None, "target": "gpu"}, {"precision": ["tf32"], "target": "emulator"}])
+def test_a_precision_that_there_is_not(options):
+    with pytest.raises(errors.ArgumentError, match="precision .* is not supported"):
+        jit(lambda x: x, **options)
+
+
+def test_a_precision_inside_of_another_function_is_refused():
+    inner = jit(lambda x: x @ x, target="emulator", precision="tf32")
+    with pytest.raises(errors.ArgumentError, match="a precision of its own"):
+        jit(lambda x: inner(x) + 1)(np.ones((4, 4), "f4"))
+    plain = jit(lambda x: x @ x, target="emulator")
+    stages = jit(lambda x: plain(x) + 1, target="emulator", precision="tf32").compile(
+        np.ones((4, 4), "f4")).stages
+    assert "mma.sync" in stages["ptx"]
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"cache": True}], ids=str)
+def test_a_model_in_tf32(small_folder, options):
+    """All three kinds of model take it; the logits are near, and are others."""
+    ids, logits = [5, 7, 9, 200, 3], []
+    for precision in ("float32", "tf32"):
+        model, _ = load_model(small_folder, "emulator", dtype="float32", precision=precision,
+                              **options)
+        logits.append(model(ids))
+    difference = abs(logits[0] - logits[1]).max()
+    assert 0 < difference < 2**-6 * abs(logits[0]).max()
+    for target, precision, error in (("cpu", "tf32", errors.ArgumentError),
+                                     ("emulator", "half", errors.UnsupportedError)):
+        with pytest.raises(error, match="precision"):
+            load_model(small_folder, target, precision=precision, **options)
 
 
 def test_products_with_what_follows_and_views():
@@ -233,8 +317,8 @@ def test_products_with_what_follows_and_views():
 # ---------------------------------------------------------------- models
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return read_checkpoint(tiny.write_checkpoint(tmp_path_factory.mktemp("model")))
+def small(small_folder):
+    return read_checkpoint(small_folder)
 
 
 def test_a_model_by_sublayers(small):
@@ -498,7 +582,7 @@ def test_the_bundled_model_is_accepted_by_ptxas(chip, tmp_path):
 def test_tensor_cores_are_accepted_by_ptxas(chip, tmp_path):
     x = zeros(512, 512)
     graph = graph_of(lambda x: ops.gelu(x @ x.T + 1), (x,))
-    report = assemble(gpu.compile_graph(graph, chip, "tf32").ptx, chip, tmp_path)
+    report = assemble(gpu.compile_graph(coarse(graph), chip).ptx, chip, tmp_path)
     assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}
 
 

@@ -194,7 +194,7 @@ def test_a_plan_that_is_refused(copied, model, name):
     use(StandIn())
     from tinymlir.model import load_model
     from tinymlir import fused as module
-    module.compiled("gpu", None).cache_clear()
+    module.compiled("gpu", None, "float32").cache_clear()
     use_kernels(copied)
     gpt, _ = load_model(model, target="gpu", fused=True)
     with pytest.raises(KernelsError, match="missing|damaged"):
@@ -236,7 +236,7 @@ def test_a_model_of_other_sizes(copied, capsys, tmp_path):
 def test_a_chip_that_the_device_is_too_old_for(fused, model, capsys):
     use(StandIn(capability=(7, 5)))
     from tinymlir import fused as module
-    module.compiled("gpu", None).cache_clear()
+    module.compiled("gpu", None, "float32").cache_clear()
     assert main(["generate", PROMPT, "--gpu", "--fused", "--kernels", str(fused), "--model",
                  str(model), "--tokens", "1"]) == 1
     assert "the kernels are for sm_80, and stand-in is sm_75" in capsys.readouterr().err

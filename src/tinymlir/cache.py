@@ -57,9 +57,10 @@ def step(ids: Array, position: Array, last: Array, params: Params,
 
 
 @cache
-def compiled(target: str, dtype: str | None) -> Jitted:
+def compiled(target: str, dtype: str | None, precision: str) -> Jitted:
     """The step, compiled as these options of `jit` say."""
-    return jit(step, target=target, dtype=dtype, donate=("keys", "values"))
+    return jit(step, target=target, dtype=dtype, precision=precision,
+               donate=("keys", "values"))
 
 
 # %% 10_cache.md § A model that remembers (1)
@@ -190,10 +191,10 @@ class CachedModel:
             whole[first:first + len(new)] = new
 
 
-def build(config: Config, params: Params, target: str, dtype: str | None
-          ) -> CachedModel:
+def build(config: Config, params: Params, target: str, dtype: str | None,
+          precision: str = "float32") -> CachedModel:
     """What load_model(cache=True) makes."""
-    return CachedModel(config, params, compiled(target, dtype), dtype)
+    return CachedModel(config, params, compiled(target, dtype, precision), dtype)
 
 
 # %% 10_cache.md § A model that remembers (4)

@@ -35,6 +35,8 @@ def target_of(args: argparse.Namespace, directory: Path) -> str:
     """Where to run the model; refuses at once if that cannot be."""
     if args.kernels and not args.gpu:
         args.parser.error("--kernels needs --gpu")
+    if args.precision != "float32" and not args.gpu:
+        args.parser.error(f"--precision {args.precision} needs --gpu")
     if not args.gpu:
         return "cpu"
     from tinymlir.cli_gpu import prepare
@@ -97,9 +99,9 @@ def stages_of(args: argparse.Namespace, example: Any) -> Any:
     from tinymlir.jit import jit
     if args.gpu:
         from tinymlir.cli_gpu import stages_for
-        return stages_for(example, args.chip)
-    if args.chip:
-        args.parser.error("--chip needs --gpu")
+        return stages_for(example, args.chip, args.precision)
+    if args.chip or args.precision != "float32":
+        args.parser.error(f"--{'chip' if args.chip else 'precision'} needs --gpu")
     return jit(example.function).compile(*example.arrays, **example.static).stages
 
 
@@ -158,6 +160,12 @@ def command(sub: Any, name: str, function: Callable[..., int | None]) -> Callabl
     return parser.add_argument
 
 
+def add_precision(add: Callable) -> None:
+    add("--precision", choices=["float32", "tf32"], default="float32",
+        help="with --gpu: tf32 multiplies float32 matrices on tensor cores, which "
+             "look at 11 bits of each number (float32)")
+
+
 def add_model(add: Callable) -> None:
     add("--model", type=Path, metavar="DIR",
         help="a checkpoint (./model if there is one, else the bundled one)")
@@ -166,13 +174,14 @@ def add_model(add: Callable) -> None:
     add("--dtype", choices=["float32"], help="compute everything in it")
     add("--cast", action="store_true", help="take weights of 16 bits, as float32")
     add("--gpu", action="store_true", help="run it on an NVIDIA GPU")
+    add_precision(add)
     add("--kernels", type=Path, metavar="DIR",
         help="with --gpu: what `tinymlir compile` has saved; nothing is compiled")
 
 
 def options_of(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """The options of `load_model`."""
-    names = "fused", "cache", "dtype", "cast"
+    names = "fused", "cache", "dtype", "cast", "precision"
     options = {name: getattr(args, name) for name in names}
     return {"target": target_of(args, directory), **options}
 
@@ -200,6 +209,7 @@ def add_emit(sub: Any) -> None:
     add("--list", action="store_true", help="the examples")
     add("--gpu", action="store_true", help="for an NVIDIA GPU; needs none")
     add("--chip", metavar="sm_XX", help="with --gpu: for which one")
+    add_precision(add)
 
 
 def add_verify(sub: Any) -> None:

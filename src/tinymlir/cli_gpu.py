@@ -29,14 +29,15 @@ def lengths(text: str) -> list[int]:
 
 
 # %% 09_cuda.md § The command (2)
-def stages_for(example: Any, chip: str | None) -> Mapping[str, str]:
+def stages_for(example: Any, chip: str | None, precision: str
+               ) -> Mapping[str, str]:
     """The stages of an example on a GPU, for a chip. Raises ArgumentError."""
     from tinymlir import cuda, gpu
     from tinymlir.jit import jit
     before = cuda.settings.chip
-    cuda.settings.chip = gpu.check_chip(chip) if chip else before
+    cuda.settings.chip = gpu.check_chip(chip, precision) if chip else before
     try:
-        function = jit(example.function, target="gpu")
+        function = jit(example.function, target="gpu", precision=precision)
         return function.compile(*example.arrays, **example.static).stages
     finally:
         cuda.settings.chip = before
@@ -51,7 +52,8 @@ def prepare(args: argparse.Namespace, directory: Path) -> None:
     from tinymlir.saved import purpose_of, use_kernels
     if args.kernels:
         config = read_config(directory / "config.json", args.cast)
-        use_kernels(args.kernels, **purpose_of(config, args.fused, args.dtype))
+        use_kernels(args.kernels, **purpose_of(
+            config, args.fused, args.dtype, args.precision))
     device()
 
 
@@ -67,18 +69,19 @@ def run_compile(args: argparse.Namespace) -> None:
         args.parser.error("only kernels for a GPU can be saved; say --gpu")
     if args.cache or args.kernels:
         args.parser.error("--cache and --kernels do not go with compile")
-    check_chip(args.chip)
+    check_chip(args.chip, args.precision)
     directory = chosen_model(args)
     with pretending(args.chip) as plans:
         model, tokenizer = load_model(
-            directory, "gpu", fused=args.fused, dtype=args.dtype, cast=args.cast)
+            directory, "gpu", fused=args.fused, dtype=args.dtype, cast=args.cast,
+            precision=args.precision)
         start = len(encode(tokenizer, choose_prompt(directory, args.prompt, 1)[0]))
         asked = args.lengths or range(start, start + args.tokens)
         for n in asked:
             model(np.zeros(n, int))
             model(np.zeros(n, int), trace={})
     write_kernels(args.out, args.chip, plans, lengths=list(asked),
-                  **purpose_of(model.config, args.fused, args.dtype))
+                  **purpose_of(model.config, args.fused, args.dtype, args.precision))
     print(f"{args.out}: {len(plans)} plans for {args.chip}, lengths "
           f"{min(asked)} to {max(asked)}", file=sys.stderr)
 

@@ -54,7 +54,6 @@ class Settings:
     """Where plans come from, for the whole process."""
 
     chip: str = ""  # compile for this one, not for the device's
-    precision: str = "float32"  # or "tf32": products on tensor cores, less exact
     find: Callable[[Graph], Plan] | None = None  # look here, and do not compile
     pretend: Callable[[Graph, Plan], None] | None = None  # tell this, do not run
 
@@ -93,11 +92,11 @@ def plan_for(graph: Graph) -> Plan:
     if settings.find:
         return settings.find(graph)
     gpu = kernel_compiler()
-    options = chip(), settings.precision
-    key = store.key_of("\n".join([*options, sources(), store.fingerprint(graph)]))
+    wanted = chip()
+    key = store.key_of("\n".join([wanted, sources(), store.fingerprint(graph)]))
     kept = store.read(key)
     if kept is None:
-        kept = [], gpu.compile_graph(graph, *options).to_json().encode()
+        kept = [], gpu.compile_graph(graph, wanted).to_json().encode()
         store.write(key, *kept)
     return Plan.from_json(kept[1].decode())
 

@@ -159,12 +159,12 @@ class Block:
 class Program:
     """A graph, run by the emulator."""
 
-    def __init__(self, graph: Graph, precision: str = "float32",
-                 backwards: bool = False) -> None:
+    def __init__(self, graph: Graph, backwards: bool = False) -> None:
+        gpu.check_chip(gpu.CHIP, graph.precision)
         self.wanted = len(graph.results)
         graph = gpu.prepared(graph)
         with compiler.mlir_lock, compiler.context():
-            lowered = gpu.lower(graph, precision)
+            lowered = gpu.lower(graph)
             self.plan = gpu.plan_of(lowered.routine, gpu.CHIP, "")
             self.device = Device(lowered.module)
         self.captured = [node.attrs["value"] for node in graph.arrays]

@@ -26,12 +26,12 @@ def after_last(ids: Any, last: Any, params: Params, *, heads: int, residuals: bo
 
 
 @cache
-def compiled(target: str, dtype: str | None) -> Jitted:
+def compiled(target: str, dtype: str | None, precision: str) -> Jitted:
     """The function above, compiled as these options of `jit` say."""
-    return jit(after_last, target=target, dtype=dtype)
+    return jit(after_last, target=target, dtype=dtype, precision=precision)
 
 
-last_logits = compiled("cpu", None)
+last_logits = compiled("cpu", None, "float32")
 
 
 # %% 06_fused.md § The whole model as one module (2)
@@ -78,8 +78,8 @@ def residual_names(blocks: int) -> list[str]:
     return ["embedding", *halves]
 
 
-def build(config: Config, params: Params, target: str, dtype: str | None
-          ) -> FusedModel:
+def build(config: Config, params: Params, target: str, dtype: str | None,
+          precision: str = "float32") -> FusedModel:
     """What load_model(fused=True) makes."""
-    weights = placed(params, target)
-    return FusedModel(config, params, compiled(target, dtype), dtype, weights)
+    run = compiled(target, dtype, precision)
+    return FusedModel(config, params, run, dtype, placed(params, target))

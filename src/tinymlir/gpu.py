@@ -80,18 +80,18 @@ CHIPS = {  # chip -> the oldest version of PTX that knows it
     "sm_100": 86, "sm_103": 88, "sm_120": 87, "sm_121": 88,
 }
 CHIP = "sm_80"
+OLDEST = {"float32": 75, "tf32": 80}  # precision -> the oldest chip that has it
 
 
 def check_chip(chip: str, precision: str = "float32") -> str:
     """The chip. Raises ArgumentError for one that LLVM would stumble over."""
-    if chip not in CHIPS:
-        raise ArgumentError(f"chip {chip!r} is not supported; expected one of "
-                            f"{', '.join(CHIPS)}")
-    if precision not in ("float32", "tf32"):
-        raise ArgumentError(f"precision {precision!r} is not supported; expected "
-                            f"'float32' or 'tf32'")
-    if precision == "tf32" and chip == "sm_75":
-        raise ArgumentError("precision 'tf32' needs a chip of sm_80 or later")
+    for what, value, known in (("chip", chip, CHIPS), ("precision", precision, OLDEST)):
+        if value not in known:
+            raise ArgumentError(f"{what} {value!r} is not supported; expected one of "
+                                f"{', '.join(known)}")
+    if int(chip.removeprefix("sm_")) < OLDEST[precision]:
+        raise ArgumentError(f"precision {precision!r} needs a chip of "
+                            f"sm_{OLDEST[precision]} or later, not {chip}")
     return chip
 
 
@@ -114,7 +114,8 @@ def prepared(graph: Graph) -> Graph:
     if later is None or not needs(graph, set(later.SPELLED)):
         return graph
     whole = replace(graph, outputs=graph.results, donated=())
-    return later.spelled_out(inlined(whole, set(later.SPELLED)))
+    spelled = later.spelled_out(inlined(whole, set(later.SPELLED)))
+    return replace(spelled, precision=graph.precision)
 
 
 def needs(graph: Graph, ops: set[Op]) -> bool:
@@ -152,13 +153,13 @@ class Lowered:
     texts: dict[str, str]
 
 
-def lower(graph: Graph, precision: str = "float32") -> Lowered:
+def lower(graph: Graph) -> Lowered:
     """Kernels of a graph. Call it inside the context, with the lock."""
     work = passes.Work(build(graph))
     few = len(graph.arguments) <= MANY  # MLIR's fusion knows no limit
     passes.run_stages(work, passes.CPU[:2 if few else 1], keep=True)
     with ir.Location.unknown():
-        program = Program(work.module, precision)
+        program = Program(work.module, graph.precision)
         routine = program.routine("main")
         module = program.library.module()
         passes.expand_math(module)
@@ -181,22 +182,21 @@ def to_ptx(module: ir.Module, chip: str) -> str:
     return gpu.ObjectAttr(attribute).object.decode()
 
 
-def compile_graph(graph: Graph, chip: str = CHIP, precision: str = "float32"
-                  ) -> Plan:
+def compile_graph(graph: Graph, chip: str = CHIP) -> Plan:
     """The plan of a graph for a chip.
 
-    With precision="tf32" products of float32 matrices go to tensor cores, which
-    look at 11 bits of each number. Raises ArgumentError for a chip without."""
-    check_chip(chip, precision)
+    If its precision is "tf32", products of float32 matrices go to tensor cores,
+    which look at 11 bits of each number. Raises ArgumentError for a chip without."""
+    check_chip(chip, graph.precision)
     with mlir_lock, context():
-        lowered = lower(graph, precision)
+        lowered = lower(graph)
         return plan_of(lowered.routine, chip, to_ptx(lowered.module, chip))
 
 
 # %% 08_gpu.md § Memory and PTX (8)
 def texts(graph: Graph, chip: str = CHIP) -> Mapping[str, str]:
     """Stage name -> text, in order."""
-    check_chip(chip)
+    check_chip(chip, graph.precision)
     with mlir_lock, context():
         lowered = lower(prepared(graph))
         ptx = to_ptx(lowered.module, chip)

@@ -41,6 +41,7 @@ class Graph:
     outputs: tuple[Expr, ...]
     names: tuple[str, ...]
     donated: tuple[int, ...] = ()  # inputs that may be written to: chapter 10
+    precision: str = "float32"  # of products of float32 matrices: chapter 8
 
     @cached_property
     def nodes(self) -> tuple[Expr, ...]:

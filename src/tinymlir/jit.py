@@ -261,6 +261,7 @@ def in_place(target: str) -> bool:
 
 
 DTYPES = {None: (improve,), "float32": (narrow, improve)}  # -> rewrites
+PRECISIONS = {"float32": TARGETS, "tf32": ("emulator", "gpu")}  # -> who has it
 
 
 def frozen(static: dict[str, Any]) -> tuple:
@@ -272,12 +273,17 @@ class Jitted:
     """A NumPy function that compiles itself for each new kind of arguments."""
 
     def __init__(self, function: Callable, target: str, dtype: str | None,
-                 limit: int, donate: tuple[str, ...]) -> None:
+                 limit: int, donate: tuple[str, ...], precision: str) -> None:
         for name, value, known in (("target", target, TARGETS),
-                                   ("dtype", dtype, DTYPES)):
+                                   ("dtype", dtype, DTYPES),
+                                   ("precision", precision, PRECISIONS)):
             if value is not None and type(value) is not str or value not in known:
                 raise ArgumentError(f"{name} {value!r} is not supported; expected "
                                     f"one of {', '.join(map(repr, known))}")
+        if target not in PRECISIONS[precision]:
+            raise ArgumentError(
+                f"precision {precision!r} is not supported for target {target!r}; "
+                f"it needs {' or '.join(map(repr, PRECISIONS[precision]))}")
         limit_is_count = isinstance(limit, int) and limit is not True and limit > 0
         if not limit_is_count:
             raise ArgumentError(f"limit: expected a whole number of at least 1, "
@@ -285,6 +291,7 @@ class Jitted:
         functools.update_wrapper(self, function, updated=())
         self.function, self.limit, self.donate = function, limit, donate
         self.passes, self.target = DTYPES[dtype], target
+        self.precision = precision
         self.cache: OrderedDict[tuple, Compiled] = OrderedDict()
         self.gates: dict[tuple, threading.Lock] = {}
         self.lock = threading.RLock()
@@ -309,11 +316,13 @@ class Jitted:
 
     def inline(self, args: tuple, static: dict) -> Any:
         """Inside another trace: one program, compiled as the outer one says."""
-        if self.passes != DTYPES[None]:
+        own = {"dtype": self.passes != DTYPES[None],
+               "precision": self.precision != "float32"}
+        for what in (what for what, chosen in own.items() if chosen):
             name = self.function.__name__
-            raise ArgumentError(f"{name} has a dtype of its own, but is called "
-                                f"inside another compiled function, whose dtype "
-                                f"holds; give the dtype there")
+            raise ArgumentError(f"{name} has a {what} of its own, but is called "
+                                f"inside another compiled function, whose {what} "
+                                f"holds; give the {what} there")
         return self.function(*args, **static)
 
     def __get__(self, obj: Any, kind: type | None = None) -> Callable:
@@ -355,6 +364,7 @@ class Jitted:
             for step in (*before, *self.passes):
                 graph = step(graph)
             graph = donated(graph, self.donate, names, structures, self.target)
+            graph = replace(graph, precision=self.precision)
             compiled = Compiled(graph, names, structures, result, self.target,
                                 key[-1])
         except BaseException:
@@ -381,25 +391,28 @@ class Jitted:
 
 # %% 04_jit.md § Specialisation (2)
 def jit(function: Callable | None = None, *, target: str = "cpu",
-        dtype: str | None = None, limit: int = 256, donate: tuple[str, ...] = ()
-        ) -> Any:
+        dtype: str | None = None, precision: str = "float32", limit: int = 256,
+        donate: tuple[str, ...] = ()) -> Any:
     """Compile a NumPy function: `f = jit(f)`, `@jit` or `@jit(target="cpu")`.
 
     f(*arrays, **static): positional arguments are arrays and pytrees of arrays, and
     are traced; keyword arguments are static. Results are fresh arrays, equal in
     value, shape and dtype to what the function returns under NumPy. With
     dtype="float32" everything that would be float64 is computed in float32 instead.
+    With precision="tf32" a GPU looks at no more than 11 bits of each number when it
+    multiplies float32 matrices (chapter 8).
     At most `limit` specialisations are kept, the least recently used are dropped.
     Arrays of parameters named in `donate` may be overwritten (chapter 10).
 
     Raises a subclass of TinymlirError for what cannot be traced or compiled."""
     if function is None:
         return functools.partial(
-            jit, target=target, dtype=dtype, limit=limit, donate=donate)
+            jit, target=target, dtype=dtype, precision=precision, limit=limit,
+            donate=donate)
     if not callable(function):
         raise ArgumentError(f"jit takes a function, got {type(function).__name__}")
     names = (donate,) if isinstance(donate, str) else donate
     if not isinstance(names, (tuple, list)) or not all(
             isinstance(name, str) for name in names):
         raise ArgumentError(f"donate: expected names of parameters, got {donate!r}")
-    return Jitted(function, target, dtype, limit, tuple(names))
+    return Jitted(function, target, dtype, limit, tuple(names), precision)

@@ -20,7 +20,7 @@ from tinymlir import ops
 from tinymlir.checkpoint import Config, Params, read_checkpoint
 from tinymlir.errors import (
     ArgumentError, DTypeError, GenerationError, OutOfRangeError, UnsupportedError)
-from tinymlir.jit import DTYPES, TARGETS, Jitted, jit
+from tinymlir.jit import DTYPES, PRECISIONS, TARGETS, Jitted, jit
 
 
 # %% 05_gpt2.md § The model (2)
@@ -38,12 +38,13 @@ PLAIN = Sublayers(
 
 
 @cache
-def compiled(target: str, dtype: str | None) -> Sublayers:
+def compiled(target: str, dtype: str | None, precision: str) -> Sublayers:
     """The four functions, compiled as these options of `jit` say."""
-    return Sublayers(*(jit(f, target=target, dtype=dtype) for f in PLAIN))
+    return Sublayers(*(
+        jit(f, target=target, dtype=dtype, precision=precision) for f in PLAIN))
 
 
-COMPILED = compiled("cpu", None)
+COMPILED = compiled("cpu", None, "float32")
 
 
 # %% 05_gpt2.md § The model (3)
@@ -151,10 +152,11 @@ def placed(params: Params, target: str) -> Params | None:
     return import_module(PLACES[target]).place(params)
 
 
-def build(config: Config, params: Params, target: str, dtype: str | None) -> Model:
+def build(config: Config, params: Params, target: str, dtype: str | None,
+          precision: str = "float32") -> Model:
     """The model of this chapter."""
-    weights = placed(params, target)
-    return Model(config, params, compiled(target, dtype), dtype, weights)
+    run = compiled(target, dtype, precision)
+    return Model(config, params, run, dtype, placed(params, target))
 
 
 KINDS = {  # (fused, cache): the module that builds it
@@ -165,16 +167,18 @@ KINDS = {  # (fused, cache): the module that builds it
 
 
 def load_model(directory: str | Path, target: str = "cpu", fused: bool = False,
-               dtype: str | None = None, cache: bool = False, cast: bool = False
-               ) -> tuple[Any, Any]:
+               dtype: str | None = None, cache: bool = False, cast: bool = False,
+               precision: str = "float32") -> tuple[Any, Any]:
     """The model and the tokenizer in a folder; `fused` makes it one function.
 
     With dtype="float32" everything is computed in float32; `cast` converts weights
-    of 16 bits to it. Raises CheckpointError if the folder does not hold a GPT-2,
-    and UnsupportedError for an option that there is not.
+    of 16 bits to it. `precision` is that of products, as in `jit`. Raises
+    CheckpointError if the folder does not hold a GPT-2, UnsupportedError for an
+    option that there is not, and ArgumentError if the target does not have it.
     """
     options: dict[str, tuple[Any, Any]] = {  # name -> value, what there is
         "target": (target, TARGETS), "dtype": (dtype, DTYPES),
+        "precision": (precision, PRECISIONS),
         "fused": (fused, {f for f, _ in KINDS}),
         "cache": (cache, {c for _, c in KINDS})}
     for name, (value, known) in options.items():
@@ -187,7 +191,7 @@ def load_model(directory: str | Path, target: str = "cpu", fused: bool = False,
                                f"target={target!r}; use it without a cache")
     config, params, tokenizer = read_checkpoint(directory, cast)
     module = import_module(KINDS[fused, cache])
-    return module.build(config, params, target, dtype), tokenizer
+    return module.build(config, params, target, dtype, precision), tokenizer
 
 
 # %% 05_gpt2.md § From logits to text (1)

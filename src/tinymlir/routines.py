@@ -67,7 +67,7 @@ class Library:
 
 
 # %% 08_gpu.md § From a function to a list of launches (4)
-def kind_of(group: Group, precision: str = "float32") -> str:
+def kind_of(group: Group, precision: str) -> str:
     """What kind of kernel a group becomes."""
     if group.product:
         values = [*group.product.op.operands][:2]
@@ -87,7 +87,7 @@ class Program:
     """A module on its way to kernels."""
 
     module: ir.Module
-    precision: str = "float32"
+    precision: str
     library: Library = field(default_factory=Library)
 
     def __post_init__(self) -> None:

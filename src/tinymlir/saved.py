@@ -148,13 +148,13 @@ def read_kernels(directory: Path, anyone: bool = False) -> Kernels:
     return Kernels(directory, manifest)
 
 
-def purpose_of(config: Any, fused: bool, dtype: str | None = None
-               ) -> dict[str, Any]:
+def purpose_of(config: Any, fused: bool, dtype: str | None = None,
+               precision: str = "float32") -> dict[str, Any]:
     """What a manifest says about the model, as JSON gives it back."""
     sizes = asdict(config)
     for key in ("end", "vocabulary"):  # of no consequence; found in the graph
         del sizes[key]
-    return {"model": sizes, "fused": fused, "dtype": dtype}
+    return {"model": sizes, "fused": fused, "dtype": dtype, "precision": precision}
 
 
 def use_kernels(directory: Path, **purpose: Any) -> None:

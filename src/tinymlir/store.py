@@ -27,7 +27,8 @@ def fingerprint(graph: Graph) -> str:
     nodes = *graph.inputs, *graph.nodes
     lines = [describe(node, place, bodies) for node in nodes]
     outputs = [place[id(x)] for x in graph.outputs]
-    return "\n".join([*lines, f"return {outputs} in place {graph.in_place}"])
+    return "\n".join([*lines, f"return {outputs} in place {graph.in_place} "
+                               f"with products in {graph.precision}"])
 
 
 def describe(node: Expr, place: dict[int, int], bodies: dict[int, str]) -> str:
