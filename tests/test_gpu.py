@@ -121,6 +121,72 @@ def test_columns_of_every_length(depth):
     check(lambda x: (np.sum(x, axis=0), np.max(x, axis=0) * 2), x, ulps=64)
 
 
+LONG = [((100003,), 0), ((1 << 17,), 0), ((32769,), None), ((2, 40001), 1), ((40001, 2), 0),
+        ((300, 301), None), ((3001, 33), 0), ((2, 50001, 3), 1), ((63, 32770), 1),
+        ((2, 2000, 3, 20), (1, 3)), ((20000, 1, 5), 0)]
+
+
+def launched(program):
+    """What kind of kernel ran, and in how many blocks."""
+    return [(s.kernel.split("_")[0], s.grid[0]) for s in program.plan.launches]
+
+
+@pytest.mark.parametrize("shape, axis", LONG, ids=str)
+def test_few_long_reductions_use_many_blocks(shape, axis):
+    x = dice.standard_normal(shape)
+    program, (total, large, far) = emulated(
+        lambda x: (np.sum(x, axis=axis) * 2 + 1, np.max(x, axis=axis), np.sum(x * x, axis=axis)),
+        (x,))
+    n = x.size // total.size
+    tolerance = n * 2.0**-53
+    np.testing.assert_allclose(total, x.sum(axis) * 2 + 1, rtol=0, atol=tolerance * n)
+    np.testing.assert_array_equal(large, x.max(axis))
+    np.testing.assert_allclose(far, (x * x).sum(axis), rtol=tolerance)
+    assert (total.shape, total.dtype) == (x.sum(axis).shape, x.dtype)
+    kinds = launched(program)
+    assert [kind for kind, _ in kinds] == ["parts", "total"] * 3
+    assert all(blocks >= 128 for kind, blocks in kinds if kind == "parts")
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "?"])
+@pytest.mark.parametrize("shape, axis", [((65537,), None), ((3, 40000), 1), ((9001, 5), 0)], ids=str)
+def test_long_reductions_of_every_type(shape, axis, dtype):
+    x = (dice.standard_normal(shape) * 4).astype(dtype)
+    ulps = 0 if x.dtype.kind != "f" else x.size
+    check(lambda x: [f(x, axis=axis, keepdims=k) for k in (False, True)
+                     for f in (np.sum, np.max, np.min)], x, ulps=ulps)
+
+
+def test_long_reductions_with_nan_and_infinity():
+    x = dice.standard_normal((3, 40000))
+    x[0, 39999], x[1, 7], x[2] = np.nan, -np.inf, -np.inf
+    check(lambda x: (np.max(x, axis=1), np.min(x, axis=1), np.sum(x, axis=1)), x, ulps=40000)
+
+
+def test_what_surrounds_a_long_reduction():
+    """Numbers before it are kept too; what needs the total is a kernel of its own."""
+    x = dice.standard_normal((2, 40000))
+    program = check(lambda x: (ops.softmax(x), np.mean(x, axis=1), np.std(x, axis=1)), x, ulps=4096)
+    kinds = [kind for kind, _ in launched(program)]
+    assert kinds.count("parts") == kinds.count("total") and "row" not in kinds
+
+    def both(x):
+        y = np.exp(x) + 1
+        return y, np.sum(y, axis=1) * 2, np.sum(y), y - np.max(y)
+
+    check(both, x, ulps=40000)
+    v = dice.standard_normal((1, 50001))
+    check(lambda v: (v @ v.T, v @ np.concatenate([v, v * 2]).T, np.sum(v[:, ::-1], axis=1)), v,
+          ulps=50001 * 64)
+
+
+def test_how_long_is_long():
+    for shape, several in (((1 << 15,), False), (((1 << 15) + 1,), True), ((64, 40000), False),
+                           ((63, 40000), True), ((128, 40000), False)):
+        plan = gpu.compile_graph(graph_of(lambda x: np.sum(x, axis=-1), (zeros(*shape),)))
+        assert (len(plan.launches) == 2) == several, shape
+
+
 def test_what_comes_in_a_row_is_one_kernel():
     for name, kernels in (("softmax", 1), ("layer_norm", 1), ("gelu", 1), ("linear", 1),
                           ("attention_sublayer", 6), ("feed_forward_sublayer", 3)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from mlir import ir
 from mlir.dialects import gpu
 
-import tinymlir.rows  # noqa: F401  adds kernels
+import tinymlir.columns  # noqa: F401  adds kernels
 import tinymlir.tensorcores  # noqa: F401  adds kernels
 import tinymlir.tiles  # noqa: F401  adds kernels
 from tinymlir import passes

@@ -184,6 +184,16 @@ class Group:
         along = all(s[self.rows - 1] == 1 for s in steps)
         return bool(steps) and along and all(s[-1] != 1 for s in steps)
 
+    @property
+    def reduction(self) -> Member | None:
+        """The first reduction, if there is one."""
+        return next((m for m in self.members if m.is_reduction), None)
+
+    @property
+    def is_long(self) -> bool:
+        """Would few blocks have much to do? Then each reduction is two kernels."""
+        return self.rows is not None and is_long(self, self.rows)
+
     def maker(self, value: ir.Value) -> Member | None:
         """The member that makes the value."""
         return self.makers.get(value)
@@ -195,6 +205,25 @@ class Group:
 
 
 # %% 08_gpu.md § Which operations share a kernel (7)
+FEW, MUCH = 64, 1 << 15  # blocks of a reduction; numbers that one block reduces
+
+
+def blocks_of(group: Group, rows: int) -> int:
+    """How many blocks reduce a group, if none of its rows is divided."""
+    return -(-math.prod(group.extents[:rows]) // (32 if group.is_column else 1))
+
+
+def parts_of(group: Group) -> int:
+    """Into how many parts a reduction is divided: some for each thread of a warp."""
+    return 32 * -(-4 // blocks_of(group, group.rows))
+
+
+def is_long(group: Group, rows: int) -> bool:
+    """Is most of a GPU idle while few blocks have much to do?"""
+    blocks, numbers = blocks_of(group, rows), math.prod(group.extents)
+    return 0 < blocks < FEW and numbers > MUCH * blocks
+
+
 def first_group(member: Member) -> Group:
     """A group of one operation, open to others that walk the same way."""
     if member.is_product:
@@ -266,6 +295,10 @@ def joined(group: Group, member: Member) -> bool:
         if kept != list(range(len(kept))) or rows not in (None, len(kept)):
             return False
         rows = len(kept)
+        if group.reduction and is_long(group, rows):
+            return False
+    elif group.is_long and any(i is not None for i in order[rows:]):
+        return False  # nobody knows a total before all blocks have ended
     last = [i for i in order if i is not None][-1:]
     if last and last != member.loops()[-1:]:
         return False  # neighbours in memory would go to threads far apart

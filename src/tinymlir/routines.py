@@ -12,7 +12,8 @@ from mlir import ir
 
 from tinymlir.errors import CompileError, UnsupportedError
 from tinymlir.expr import rule
-from tinymlir.groups import Group, Partition, dense, made_by, number_of, shape_of
+from tinymlir.groups import (
+    Group, Partition, dense, made_by, number_of, parts_of, shape_of)
 from tinymlir.kernels import KERNELS, Array, Built, Place
 from tinymlir.maps import copy_kernel, outside_of
 
@@ -157,9 +158,20 @@ class Walker:
             raise UnsupportedError(
                 f"one kernel would need {len(arrays)} arrays, and a GPU passes it "
                 f"at most {MOST}; use np.concatenate")
-        if made:
-            kind = kind_of(group, self.program.precision)
+        kind = kind_of(group, self.program.precision)
+        if made and group.is_long:
+            self.reduce_in_parts(group, kind, arrays)
+        elif made:
             self.run(KERNELS[kind](group, self.places, arrays), kind)
+
+    def reduce_in_parts(self, group: Group, kind: str, arrays: list[Array]) -> None:
+        """A kernel in which each block reduces a part, and one for their totals."""
+        start = number_of(list(group.reduction.op.operands)[-1])
+        size = math.prod(group.extents[:group.rows]) * parts_of(group)
+        parts = Array(size, str(start.type), "scratch")
+        for step in (f"parts of a {kind}", "total"):
+            built = KERNELS[step](group, self.places, [*arrays, parts])
+            self.run(built, step.partition(" ")[0])
 
     def run(self, built: Built, label: str) -> None:
         name = self.program.library.add(built, label)

@@ -123,14 +123,17 @@ class Row:
     columns: int  # vectors in a row
     inner: Sequence[int]  # extents of the loops along a row
     outer: list[ir.Value]  # where the row is
+    first: ir.Value | int = 0  # vector, if this block has only a part of the row
+    parts: int = 1
 
     def numbers(self, turn: int | ir.Value) -> Numbers:
         """This thread's part of the row in one of the turns."""
         n = self.layout.threads
         step = turn * n if isinstance(turn, int) else scaled(turn, n)
-        number = plus(thread_id("x"), step)
-        every = n * self.layout.turns == self.columns
-        never_beyond = isinstance(turn, int) and (turn + 1) * n <= self.columns
+        number = plus(thread_id("x"), step, self.first)
+        every = n * self.layout.turns * self.parts == self.columns
+        whole = isinstance(turn, int) and self.parts == 1
+        never_beyond = whole and (turn + 1) * n <= self.columns
         valid = None if every or never_beyond else below(number, self.columns)
         if valid is not None:
             number = arith.select(valid, number, index(self.columns - 1))
@@ -216,7 +219,7 @@ def start_type(member: Member) -> ir.Type:
 def reduce_all(row: Row, warps: int) -> None:
     """Every member that has one number for a row, in order."""
     scope, shared = row.scope, iter(row.scope.kernel.shared)
-    single = Numbers(scope, [*row.outer, *(index(0) for _ in row.inner)], 1)
+    single = single_numbers(scope, row.outer)
     for member in scope.group.members:
         if member.is_reduction:
             part = row.partial(member)
@@ -225,6 +228,12 @@ def reduce_all(row: Row, warps: int) -> None:
             scope.rows[member.result] = total
         elif is_of_row(member, scope.group):
             (scope.rows[member.result],) = single.run(member)
+
+
+def single_numbers(scope: Scope, row: Sequence[ir.Value]) -> Numbers:
+    """The numbers that a row has one of."""
+    inner = len(scope.group.extents) - len(row)
+    return Numbers(scope, [*row, *(index(0) for _ in range(inner))], 1)
 
 
 def is_of_row(member: Member, group: Group) -> bool:
@@ -238,60 +247,10 @@ def write_all(row: Row, valid: ir.Value | None) -> None:
     scope = row.scope
     wanted = [m.result for m in scope.group.members if m.result in scope.places]
     row.write([v for v in wanted if v not in scope.rows], valid)
-    single = Numbers(scope, [*row.outer, *(index(0) for _ in row.inner)], 1)
+    single = single_numbers(scope, row.outer)
     first = arith.cmpi(arith.CmpIPredicate.eq, thread_id("x"), index(0))
     rows = [v for v in wanted if v in scope.rows]
     if rows:
         with guarded(both(valid, first)):
             for value in rows:
                 single.store(value)
-
-
-# %% 08_gpu.md § Columns (1)
-@rule(KERNELS, "column")
-def column_kernel(group: Group, places: dict[ir.Value, Place],
-                  arrays: Sequence[Array]) -> Built:
-    """A reduction along outer loops: 32 neighbouring columns for a block."""
-    member, outer = group.members[0], group.extents[:group.rows]
-    inner = group.extents[group.rows:]
-    columns, depth = math.prod(outer), math.prod(inner)
-    tall = 32 if depth >= 256 else 8
-    shared = [(tall * WARP, str(start_type(member)))]
-    kernel = Kernel(arrays, (WARP, tall, 1), shared)
-    with kernel.body:
-        tx, ty = thread_id("x"), thread_id("y")
-        number = plus(scaled(block_id("x"), WARP), tx)
-        valid = below(number, columns)
-        number = arith.select(valid, number, index(columns - 1))
-        scope = Scope(group, places, kernel)
-        point = split(number, outer)[:len(outer)]
-        loop = scf.ForOp(ty, index(depth), index(tall), [start(member)])
-        with ir.InsertionPoint(loop.body):
-            here = split(loop.induction_variable, inner)[:len(inner)]
-            numbers = Numbers(scope, [*point, *here], 1)
-            scf.YieldOp([numbers.add_to(loop.inner_iter_args[0], member)])
-        mine = plus(scaled(ty, WARP), tx)
-        memref.store(loop.results[0], kernel.shared[0], [mine])
-        gpu.barrier()
-        top = arith.cmpi(arith.CmpIPredicate.eq, ty, index(0))
-        with guarded(arith.andi(valid, top)):
-            finish_column(scope, loop.results[0], tall, point)
-    return Built(kernel, (-(-columns // WARP), 1, 1))
-
-
-# %% 08_gpu.md § Columns (2)
-def finish_column(scope: Scope, total: ir.Value, tall: int, point: list[ir.Value]
-                  ) -> None:
-    """Add up what the threads of a column found, and compute what follows of it."""
-    first, *others = scope.group.members
-    for i in range(1, tall):
-        where = plus(thread_id("x"), i * WARP)
-        total = combine(first, total, memref.load(scope.kernel.shared[0], [where]))
-    scope.rows[first.result] = total
-    inner = len(scope.group.extents) - len(point)
-    single = Numbers(scope, [*point, *(index(0) for _ in range(inner))], 1)
-    for member in others:
-        (scope.rows[member.result],) = single.run(member)
-    for member in scope.group.members:
-        if member.result in scope.places:
-            single.store(member.result)
