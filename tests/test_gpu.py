@@ -16,7 +16,8 @@ import test_ops
 import tiny
 
 from tinymlir import (
-    cache, cuda, emulator, errors, factors, fused, gpu, ops, saved, store, tiles)
+    cache, cuda, emulator, errors, factors, fused, gpu, ops, ptx, routines, saved, simt,
+    store, tiles, vram)
 from tinymlir.checkpoint import BUNDLED, Block, Params, read_checkpoint
 from tinymlir.expr import Op
 from tinymlir.graph import trace
@@ -207,6 +208,82 @@ def test_a_chain_that_cannot_be_one_kernel_is_in_order():
 
 def test_moves():
     check(together(test_ops.MOVES.values()), test_ops.F32, ulps=0)
+
+
+TURNED = {  # function of arrays (70, 45), (45, 70) and (3, 33, 40)
+    "copy": lambda x, y, z: x.T,
+    "before": lambda x, y, z: (x + 1).T,
+    "after": lambda x, y, z: np.exp(x.T) + 1,
+    "both ways": lambda x, y, z: (x.T * y, y.T + x),
+    "two of them": lambda x, y, z: x.T + (x * 2).T * y,
+    "a stack": lambda x, y, z: z.transpose(0, 2, 1) * 2,
+    "first to the end": lambda x, y, z: z.transpose(1, 2, 0) + 1,
+    "last to the front": lambda x, y, z: z.transpose(2, 0, 1) + z[0, 0, 0],
+    "all three": lambda x, y, z: z.transpose(2, 1, 0),
+    "two different": lambda x, y, z: (z.transpose(2, 0, 1) + z[:, :3, :33].transpose(1, 0, 2)[0, 0, 0],
+                                      z[:, :33, :33].transpose(2, 0, 1) + z[:, :33, :33].transpose(1, 0, 2)),
+    "a part": lambda x, y, z: x.T[::2, 1:] * 2,
+    "backwards": lambda x, y, z: x[::-1].T + x.T[::-1],
+    "flat": lambda x, y, z: x.T.reshape(-1) - 1,
+    "seven": lambda x, y, z: sum((x * np.float32(i)).T for i in range(7)) + x.T,
+    "with numbers": lambda x, y, z: np.where(np.arange(70) > np.arange(45)[:, None], x.T, y),
+    "a product of it": lambda x, y, z: (x.T * 2) @ x + 1,
+    "a row of it": lambda x, y, z: ops.softmax(x.T),
+    "a column of it": lambda x, y, z: np.max(x.T, axis=0) + 1,
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_transpositions(name):
+    x, y, z = (dice.integers(-9, 9, s).astype("f4") for s in ((70, 45), (45, 70), (3, 33, 40)))
+    check(TURNED[name], x, y, z, ulps={"after": 4, "a row of it": 64}.get(name, 0))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (17, 31), (32, 32), (33, 64), (1, 40), (40, 1),
+                                   (15, 200), (16, 200), (100, 65), (0, 40)], ids=str)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "?"])
+def test_transpositions_of_every_size(shape, dtype):
+    x = (dice.standard_normal(shape) * 9).astype(dtype)
+    program = check(lambda x: (x.T, np.maximum(x.T, x.T[:, ::-1])), x, ulps=0)
+    assert ("turned" in dict(launched(program))) == (min(shape) >= 16)
+
+
+def lines_of_memory(function, x):
+    """For each access of a warp to device memory: lines of 128 bytes that it touches, and
+    the fewest that could hold so many bytes."""
+    plan = gpu.compile_graph(graph_of(function, (x,)))
+    memory, touched = vram.Memory(1 << 24), []
+    places = [memory.alloc(b.nbytes) for b in plan.buffers]
+    memory.view(places[0], x.nbytes)[:] = np.frombuffer(x.tobytes(), np.uint8)
+    find = memory.places
+
+    def noted(addresses, nbytes):
+        touched.extend((len(set(warp // 128)), nbytes * 32 // 128)
+                       for warp in np.reshape(addresses, (-1, 32)))
+        return find(addresses, nbytes)
+
+    memory.places = noted
+    known = ptx.kernels(plan.ptx)
+    for step in plan.launches:
+        kernel = known[step.kernel]
+        given = [np.uint64(places[p.buffer] + p.offset) for p in step.arguments]
+        simt.run(kernel, memory, step.grid, step.block, 0, dict(zip(kernel.params, given)))
+    memory.places = find
+    result = memory.view(places[1], plan.buffers[1].nbytes).view(x.dtype)
+    expected = function(x)
+    np.testing.assert_array_equal(result.reshape(expected.shape), expected)
+    return touched
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_transpositions_touch_no_line_of_memory_for_one_number(dtype, monkeypatch):
+    x = np.arange(96 * 64, dtype=dtype).reshape(96, 64)
+    for function in (lambda x: x.T, lambda x: x.T * 2):
+        touched = lines_of_memory(function, x)
+        assert touched and all(lines == fewest for lines, fewest in touched)
+    monkeypatch.setattr(routines, "turned_reads", lambda *_: (0, {}))
+    touched = lines_of_memory(lambda x: x.T, x)
+    assert max(lines / fewest for lines, fewest in touched) >= 4
 
 
 def test_gather_and_its_limits():

@@ -140,6 +140,13 @@ def thread_id(dimension: str) -> ir.Value:
     return gpu.thread_id(getattr(gpu.Dimension, dimension))
 
 
+def both(x: ir.Value | None, y: ir.Value | None) -> ir.Value | None:
+    """Both conditions; None is always."""
+    if x is None or y is None:
+        return y if x is None else x
+    return arith.andi(x, y)
+
+
 @contextmanager
 def guarded(condition: ir.Value | None) -> Iterator[None]:
     """Code that runs only if the condition holds; None is always."""

@@ -16,6 +16,7 @@ from tinymlir.groups import (
     Group, Partition, dense, made_by, number_of, parts_of, shape_of)
 from tinymlir.kernels import KERNELS, Array, Built, Place
 from tinymlir.maps import copy_kernel, outside_of
+from tinymlir.turned import turned_reads
 
 
 # %% 08_gpu.md § From a function to a list of launches (2)
@@ -68,14 +69,14 @@ class Library:
 
 
 # %% 08_gpu.md § From a function to a list of launches (4)
-def kind_of(group: Group, precision: str) -> str:
+def kind_of(group: Group, places: dict[ir.Value, Place], precision: str) -> str:
     """What kind of kernel a group becomes."""
     if group.product:
         values = [*group.product.op.operands][:2]
         single = all("f32" in str(v.type) for v in (*values, group.product.result))
         return "tensor" if single and precision == "tf32" else "product"
     if group.rows is None:
-        return "map"
+        return "turned" if turned_reads(group, places)[1] else "map"
     return "column" if group.is_column else "row"
 
 
@@ -158,7 +159,7 @@ class Walker:
             raise UnsupportedError(
                 f"one kernel would need {len(arrays)} arrays, and a GPU passes it "
                 f"at most {MOST}; use np.concatenate")
-        kind = kind_of(group, self.program.precision)
+        kind = kind_of(group, self.places, self.program.precision)
         if made and group.is_long:
             self.reduce_in_parts(group, kind, arrays)
         elif made:

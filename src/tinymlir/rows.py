@@ -15,7 +15,7 @@ from tinymlir.expr import rule
 from tinymlir.groups import PRODUCTS, Group, Member, number_of
 from tinymlir.kernels import (
     KERNELS, WARP, Array, Built, Kernel, Numbers, Place, Scope, below, block_id,
-    constant, guarded, plus, scaled, split, thread_id)
+    both, constant, guarded, plus, scaled, split, thread_id)
 from tinymlir.maps import formulas, vector_lanes
 from tinymlir.scalars import index
 from tinymlir.schedule import add
@@ -176,12 +176,6 @@ class Row:
             with ir.InsertionPoint(loop.body):
                 write_one(self.numbers(loop.induction_variable))
                 scf.YieldOp([])
-
-
-def both(x: ir.Value | None, y: ir.Value | None) -> ir.Value | None:
-    if x is None or y is None:
-        return y if x is None else x
-    return arith.andi(x, y)
 
 
 # %% 08_gpu.md § One pass over memory (3)

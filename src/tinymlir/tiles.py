@@ -17,9 +17,8 @@ from tinymlir.factors import Factor, Fetch, Tile, choose
 from tinymlir.groups import Group, Linear
 from tinymlir.kernels import (
     KERNELS, UNROLL, Array, Built, Kernel, Numbers, Place, Scope, below, block_id,
-    guarded, load, plus, scaled, split, thread_id)
+    both, guarded, load, plus, scaled, split, thread_id)
 from tinymlir.plan import BYTES
-from tinymlir.rows import both
 from tinymlir.scalars import index
 from tinymlir.schedule import multiply_add, zeros
 
