@@ -15,8 +15,8 @@ import test_ops
 import tiny
 
 from tinymlir import (
-    cache, cuda, emulator, errors, factors, fused, gpu, occupancy, ops, ownership, ptx, routines,
-    saved, simt, store, tiles, vram)
+    cache, cuda, emulator, errors, factors, fused, gpu, groups, occupancy, ops, ownership, ptx,
+    routines, saved, simt, store, tiles, turned, vram)
 from tinymlir.checkpoint import BUNDLED, Block, Params, read_checkpoint
 from tinymlir.expr import Op
 from tinymlir.graph import trace
@@ -241,7 +241,8 @@ def test_transpositions(name):
 
 def test_transpositions_along_two_loops():
     """One read has its neighbours along the first loop, and one along the second."""
-    x, y = np.arange(17 * 18 * 19.).reshape(18, 19, 17), np.arange(17 * 18 * 19.).reshape(19, 17, 18)
+    x = np.arange(17 * 18 * 19.).reshape(18, 19, 17)
+    y = x.reshape(19, 17, 18)
     program = check(lambda x, y: x.transpose(2, 0, 1) + y.transpose(1, 2, 0), x, y, ulps=0)
     assert [kind for kind, _ in launched(program)] == ["turned"]
 
@@ -291,6 +292,69 @@ def test_transpositions_touch_no_line_of_memory_for_one_number(dtype, monkeypatc
     monkeypatch.setattr(routines, "turned_reads", lambda *_: (0, {}))
     touched = lines_of_memory(lambda x: x.T, x)
     assert max(lines / fewest for lines, fewest in touched) >= 4
+
+
+def normal(*shape, dtype="f4"):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+def with_nan():
+    x = normal(3, 70)
+    x[1], x[0, 3], x[2] = np.nan, np.inf, -np.inf
+    return x
+
+
+MASK = np.triu(np.full((33, 33), -np.inf, "f4"), 1)
+AWKWARD = {  # function and its arrays
+    "a stack times a stack": (lambda a, b: a @ b, normal(2, 1, 17, 20), normal(3, 20, 18)),
+    "stacks, one turned": (lambda a, b: (a @ b.swapaxes(-1, -2), a + 1),
+                           normal(4, 1, 5, 16), normal(1, 3, 40, 16)),
+    "vectors": (lambda a, b: (a @ b, b.T @ a, a @ b @ b.T), normal(33), normal(33, 40)),
+    "a stack times a matrix": (lambda a, b: (a @ b) * 2 + a[..., :40],
+                               normal(3, 20, 64), normal(64, 40)),
+    "nothing": (lambda a, b: (a @ b, a.T + 1, np.sum(a, axis=1), np.sum(b)),
+                normal(0, 16), normal(16, 0)),
+    "a sum of nothing": (lambda a, b: a @ b + 1, normal(20, 0), normal(0, 18)),
+    "a number": (lambda a, b: (a * b, a + np.sum(b), np.max(a), a.T), normal(), normal(40, 20)),
+    "NaN and infinity": (lambda a: (ops.softmax(a), np.max(a, axis=0), np.max(a, axis=1),
+                                    np.min(a), np.sum(a, axis=1), a.T * 1), with_nan()),
+    "a mask": (lambda a, m: (ops.softmax(a @ a.T + m), np.max(m, axis=1), ops.softmax(m.T)),
+               normal(33, 20), MASK),
+    "booleans": (lambda a: (a.T, np.sum(a), np.max(a, axis=0), a @ a.T, np.where(a.T, 1, 2)),
+                 normal(40, 33) > 0),
+    "integers": (lambda a: (a.T @ a, np.sum(a, axis=(0, 1)), a.T * 3, np.min(a, axis=0)),
+                 (normal(40, 33) * 9).astype("i4")),
+    "four axes": (lambda a: (a.transpose(3, 1, 2, 0), np.sum(a, axis=(1, 3)), np.sum(a),
+                             np.max(a.transpose(0, 3, 2, 1), axis=(0, 2))), normal(16, 3, 2, 17)),
+    "moments": (lambda a: (np.var(a), np.mean(a, axis=0), np.std(a, axis=1), a - np.mean(a)),
+                normal(33, 40, dtype="f8")),
+    "a chain": (lambda a: (np.sum(np.exp(a - np.max(a))) + np.sum(a, axis=0),
+                           (a.T - np.max(a, axis=1)).T), normal(33, 40, dtype="f8")),
+    "ones": (lambda a: (np.sum(a, axis=(0, 2)), a.transpose(2, 1, 0), np.max(a)),
+             normal(1, 40, 1)),
+    "twice": (lambda a: (np.sum(a, axis=0), np.sum(a, axis=0) * 2, np.sum(a, axis=1) / np.sum(a)),
+              normal(40, 33, dtype="f8")),
+}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_arguments(name, eager, monkeypatch):
+    """Once as it is, and once with squares and many blocks wherever they are possible."""
+    if eager:
+        monkeypatch.setattr(turned, "ENOUGH", 2)
+        monkeypatch.setattr(groups, "MUCH", 1)
+        monkeypatch.setattr(groups, "FEW", 1 << 30)
+    function, *args = AWKWARD[name]
+    _, ours = emulated(function, args)
+    with np.errstate(all="ignore"):
+        expected = function(*args)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for one, other in zip(ours, map(np.asarray, expected)):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        exact = other.dtype.kind != "f"
+        close = 0 if exact else 512 * np.finfo(other.dtype).eps
+        np.testing.assert_allclose(one, other, rtol=close, atol=close * 16)
 
 
 def test_gather_and_its_limits():
