@@ -55,7 +55,7 @@ def random_model(small, fused):
 def made(config, params, fused):
     weights = cuda.place(params)
     if fused:
-        return FusedModel(config, params, fused_for("gpu", None), None, weights)
+        return FusedModel(config, params, fused_for("gpu", None, "float32"), None, weights)
     return Model(config, params, compiled("gpu", None, "float32"), None, weights)
 
 

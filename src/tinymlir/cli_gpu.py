@@ -80,8 +80,8 @@ def run_compile(args: argparse.Namespace) -> None:
         for n in asked:
             model(np.zeros(n, int))
             model(np.zeros(n, int), trace={})
-    write_kernels(args.out, args.chip, plans, lengths=list(asked),
-                  **purpose_of(model.config, args.fused, args.dtype, args.precision))
+    purpose = purpose_of(model.config, args.fused, args.dtype, args.precision)
+    write_kernels(args.out, args.chip, plans, lengths=list(asked), **purpose)
     print(f"{args.out}: {len(plans)} plans for {args.chip}, lengths "
           f"{min(asked)} to {max(asked)}", file=sys.stderr)
 

@@ -85,10 +85,11 @@ OLDEST = {"float32": 75, "tf32": 80}  # precision -> the oldest chip that has it
 
 def check_chip(chip: str, precision: str = "float32") -> str:
     """The chip. Raises ArgumentError for one that LLVM would stumble over."""
-    for what, value, known in (("chip", chip, CHIPS), ("precision", precision, OLDEST)):
+    for what, value, known in (("chip", chip, CHIPS),
+                               ("precision", precision, OLDEST)):
         if value not in known:
-            raise ArgumentError(f"{what} {value!r} is not supported; expected one of "
-                                f"{', '.join(known)}")
+            raise ArgumentError(f"{what} {value!r} is not supported; expected one "
+                                f"of {', '.join(known)}")
     if int(chip.removeprefix("sm_")) < OLDEST[precision]:
         raise ArgumentError(f"precision {precision!r} needs a chip of "
                             f"sm_{OLDEST[precision]} or later, not {chip}")
@@ -186,7 +187,8 @@ def compile_graph(graph: Graph, chip: str = CHIP) -> Plan:
     """The plan of a graph for a chip.
 
     If its precision is "tf32", products of float32 matrices go to tensor cores,
-    which look at 11 bits of each number. Raises ArgumentError for a chip without."""
+    which look at 11 bits of each number. Raises ArgumentError for a chip that has
+    none, or that is not known."""
     check_chip(chip, graph.precision)
     with mlir_lock, context():
         lowered = lower(graph)

@@ -214,7 +214,7 @@ def blocks_of(group: Group, rows: int) -> int:
 
 
 def parts_of(group: Group) -> int:
-    """Into how many parts a reduction is divided: some for each thread of a warp."""
+    """How many parts a row is cut into: the threads of a warp have as many each."""
     return 32 * -(-4 // blocks_of(group, group.rows))
 
 

@@ -37,7 +37,8 @@ SM = {  # CUDA C++ Programming Guide, "Technical Specifications per Compute
     "sm_100": Limits(64, 32, 228), "sm_103": Limits(64, 32, 228),
     "sm_120": Limits(48, 24, 100), "sm_121": Limits(48, 24, 100),
 }
-PARTS, REGISTERS, PIECE = 4, 1 << 16, 256  # of an SM; in all; given to a warp at once
+PARTS = 4  # of a multiprocessor, each with its warps and its registers
+REGISTERS, PIECE = 1 << 16, 256  # in all; given to a warp at once
 
 
 def rounded(number: int, unit: int) -> int:
@@ -104,8 +105,9 @@ def needs(ptx: str, chip: str) -> dict[str, Needs]:
             cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise CompileError(f"ptxas refused the kernels: {done.stderr.strip()}")
-    return {name: needs_of(text) for name, text in re.findall(
-        r"entry function '(\w+)'(.*?)(?=entry function|\Z)", done.stderr, re.DOTALL)}
+    about = re.findall(r"entry function '(\w+)'(.*?)(?=entry function|\Z)",
+                       done.stderr, re.DOTALL)
+    return {name: needs_of(text) for name, text in about}
 
 
 def needs_of(text: str) -> Needs:

@@ -1,7 +1,7 @@
 # Tangled from notebooks/08_gpu.md: edit the chapter, not this file.
 
 # %% 08_gpu.md § Who writes what (1)
-"""Which thread writes which number of a result, found out by running (chapter 8)."""
+"""Which thread writes which number of a result, seen by running it (chapter 8)."""
 from __future__ import annotations
 
 import html
@@ -91,7 +91,8 @@ class Written:
             f'stroke-opacity="0.25"><title>block {block}, warp {warp}: threads '
             f'{warp * WARP} to {warp * WARP + WARP - 1}</title></rect>'
             for y, x, h, w, block, warp in self.rectangles())
-        return (f'<div style="overflow-x:auto"><svg xmlns="http://www.w3.org/2000/svg" '
+        return (f'<div style="overflow-x:auto">'
+                f'<svg xmlns="http://www.w3.org/2000/svg" '
                 f'role="img" aria-label="{alt}" width="{columns * side:g}" '
                 f'viewBox="-1 -1 {columns * side + 2:g} {rows * side + 2:g}" '
                 f'style="max-width:100%"><title>{alt}</title>{shapes}</svg></div>')

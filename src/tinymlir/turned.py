@@ -105,12 +105,7 @@ def turned_kernel(group: Group, places: dict[ir.Value, Place],
             corner[g] = scaled(corner[g], SIDE)
         square = Square(group, down, corner)
         boards = dict(zip(reads, kernel.shared))
-        for point, inside, where in square.points(along_last=False):
-            with guarded(inside):
-                for formula, array in reads.items():
-                    pointer = kernel.pointers[id(array)]
-                    numbers = load(pointer, at(formula, point), 1)
-                    store(numbers, boards[formula], where)
+        bring(square, kernel, reads)
         gpu.barrier()
         scope = Scope(group, places, kernel)
         for point, inside, where in square.points(along_last=True):
@@ -120,3 +115,12 @@ def turned_kernel(group: Group, places: dict[ir.Value, Place],
                     if member.result in places:
                         numbers.store(member.result)
     return Built(kernel, (math.prod(tiles), 1, 1))
+
+
+def bring(square: Square, kernel: Kernel, reads: dict[Linear, Array]) -> None:
+    """Squares of the arrays into shared memory, each along its rows."""
+    for point, inside, where in square.points(along_last=False):
+        with guarded(inside):
+            for (formula, array), board in zip(reads.items(), kernel.shared):
+                pointer = kernel.pointers[id(array)]
+                store(load(pointer, at(formula, point), 1), board, where)
