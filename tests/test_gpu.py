@@ -18,6 +18,7 @@ from tinymlir import (
     cache, cuda, emulator, errors, factors, fused, gpu, groups, occupancy, ops, ownership, ptx,
     routines, saved, simt, store, tiles, turned, vram)
 from tinymlir.checkpoint import BUNDLED, Block, Params, read_checkpoint
+from tinymlir.cli import main
 from tinymlir.expr import Op
 from tinymlir.graph import trace
 from tinymlir.jit import jit
@@ -515,6 +516,20 @@ def test_a_model_in_tf32(small_folder, options):
                                      ("emulator", "half", errors.UnsupportedError)):
         with pytest.raises(error, match="precision"):
             load_model(small_folder, target, precision=precision, **options)
+
+
+def test_kernels_in_tf32_are_another_purpose(small_folder, tmp_path, capsys):
+    words = ["compile", "--gpu", "--fused", "--dtype", "float32", "--lengths", "5", "--out",
+             str(tmp_path / "k"), "--model", str(small_folder), "--precision", "tf32", "--chip"]
+    assert main([*words, "sm_75"]) == 1
+    assert "precision 'tf32' needs a chip of sm_80 or later" in capsys.readouterr().err
+    assert main([*words, "sm_80"]) == 0
+    kernels = saved.read_kernels(tmp_path / "k")
+    assert all("mma.sync" in (tmp_path / "k" / f"{name}.json").read_text()
+               for name in kernels.manifest["plans"])
+    kernels.check(precision="tf32")
+    with pytest.raises(saved.KernelsError, match="for precision tf32, expected float32"):
+        kernels.check(precision="float32")
 
 
 def test_products_with_what_follows_and_views():
