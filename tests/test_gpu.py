@@ -57,6 +57,25 @@ def emulated(function, args, static=None):
     return program, ours[:len(graph.outputs)]
 
 
+@pytest.fixture(autouse=True)
+def fresh_dice():
+    """The same numbers for a test, whichever tests ran before it."""
+    dice.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
+def near(function, *args, ulps):
+    """The emulator agrees with NumPy within some units of the largest number's last place:
+    for sums in which large numbers cancel."""
+    program, ours = emulated(function, args)
+    expected = function(*args)
+    expected = expected if isinstance(expected, (list, tuple)) else [expected]
+    for one, other in zip(ours, expected):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        most = ulps * np.finfo(other.dtype).eps * np.max(abs(other))
+        np.testing.assert_allclose(one, other, rtol=0, atol=most)
+    return program
+
+
 def check(function, *args, ulps=4, **static):
     """The emulator agrees with NumPy: shape, dtype and value."""
     program, ours = emulated(function, args, static)
@@ -167,7 +186,7 @@ def test_long_reductions_with_nan_and_infinity():
 def test_what_surrounds_a_long_reduction():
     """Numbers before it are kept too; what needs the total is a kernel of its own."""
     x = dice.random((2, 40000))
-    program = check(lambda x: (ops.softmax(x), np.mean(x, axis=1), np.std(x, axis=1)), x, ulps=4096)
+    program = near(lambda x: (ops.softmax(x), np.mean(x, axis=1), np.std(x, axis=1)), x, ulps=64)
     kinds = [kind for kind, _ in launched(program)]
     assert kinds.count("parts") == kinds.count("total") and "row" not in kinds
 
@@ -175,7 +194,7 @@ def test_what_surrounds_a_long_reduction():
         y = np.exp(x) + 1
         return y, np.sum(y, axis=1) * 2, np.sum(y), y - np.max(y)
 
-    check(both, x, ulps=40000)
+    near(both, x, ulps=64)
     v = dice.integers(-9, 9, (1, 50001)).astype("f8")
     check(lambda v: (v @ v.T, v @ np.concatenate([v, v * 2]).T, np.sum(v[:, ::-1], axis=1)), v,
           ulps=0)
@@ -203,7 +222,7 @@ def test_a_chain_that_cannot_be_one_kernel_is_in_order():
         z = y @ y.T + np.max(y)
         return z, y, np.sum(z * x, axis=1), z[::-1] + y
 
-    check(function, dice.standard_normal((9, 9)), ulps=4096)
+    near(function, dice.standard_normal((9, 9)), ulps=64)
 
 
 def test_moves():
@@ -540,7 +559,7 @@ def test_products_with_what_follows_and_views():
         scores = ops.softmax(q @ k.transpose(0, 2, 1) / 2)
         return (scores @ v).transpose(1, 0, 2).reshape(6, 8) + x[:, :8]
 
-    check(heads, x, ulps=64)
+    near(heads, x, ulps=64)
 
 
 # ---------------------------------------------------------------- models
