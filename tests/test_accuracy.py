@@ -51,7 +51,7 @@ def test_sums_of_a_million_float32_are_at_least_as_accurate_as_numpys(offset):
     x = (rng.standard_normal(1_000_000) + offset).astype(np.float32)
     for function in (np.sum, np.mean, np.var):
         exact = function(x.astype(np.longdouble))
-        ours = jit(lambda x: function(x))(x)
+        ours = jit(function)(x)
         assert abs(ours - exact) <= abs(function(x) - exact) + np.spacing(abs(ours))
 
 

@@ -179,7 +179,7 @@ def test_code_outlives_the_function_that_made_it():
 
 def test_two_thousand_chained_operations():
     def chain(x):
-        for i in range(2000):
+        for _ in range(2000):
             x = x * 0.5 + 1
         return x
 

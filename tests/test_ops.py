@@ -228,7 +228,7 @@ def test_astype(old, new):
 
 def test_split_and_logic():
     for sections in (2, [1], [1, 3], [0, 2, 9]):
-        function = jit(lambda x: np.split(x, sections, axis=1))
+        function = jit(lambda x, cut=sections: np.split(x, cut, axis=1))
         for ours, theirs in zip(function(F32), np.split(F32, sections, axis=1)):
             same(ours, theirs)
     check(lambda x: (x > 0) & ~(x > 1) | (x < -1), F64)
@@ -302,3 +302,14 @@ def test_read_only_and_memory_mapped(tmp_path):
     x.tofile(tmp_path / "x")
     mapped = np.memmap(tmp_path / "x", np.float64, mode="r", shape=x.shape)
     same(jit(lambda x: x + 1)(mapped), x + 1)
+
+
+STACKS = [((4, 6, 8), (8, 5)), ((2, 3, 4, 8), (8, 5)), ((1, 6, 8), (8, 5))]
+
+
+@pytest.mark.parametrize("shapes", STACKS, ids=str)
+def test_a_stack_of_rows_times_a_matrix_is_a_product(shapes):
+    a, b = (np.random.default_rng(5).standard_normal(shape) for shape in shapes)
+    compiled = jit(lambda a, b: a @ b).compile(a, b)
+    np.testing.assert_allclose(compiled(a, b), a @ b, rtol=1e-13)
+    assert "call @matmul" in compiled.stages["scheduled"]

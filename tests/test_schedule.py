@@ -3,7 +3,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ TYPES = [("f32", "f32", "f32"), ("f64", "f32", "f64"), ("f32", "f64", "f64"),
 rng = np.random.default_rng(3)
 
 
-@lru_cache(maxsize=None)
+@cache
 def product(kernel):
     """kernel -> function(a, b as stored, c, fresh)."""
     code = native.Code(compiler.compiled_library(tuple(vars(kernel).values())),

@@ -113,7 +113,8 @@ print(float(jit(lambda x: np.sqrt(x) + 1)(np.array(4.0))))
 """
     env = {**os.environ, "TINYMLIR_CACHE": str(folder)}
     env.pop("TINYMLIR_STRICT", None)
-    plain = "import numpy as np\nfrom tinymlir import jit\nprint(float(jit(lambda x: np.sqrt(x) + 1)(np.array(4.0))))"
+    plain = ("import numpy as np\nfrom tinymlir import jit\n"
+             "print(float(jit(lambda x: np.sqrt(x) + 1)(np.array(4.0))))")
     for code, result in ((program, "5.0"), (plain, "3.0"), (program, "5.0"), (plain, "3.0")):
         done = subprocess.run([sys.executable, "-c", code], text=True, env=env,
                               capture_output=True)

@@ -62,7 +62,8 @@ def reshape(b: Builder, node: Expr) -> View | ir.Value:
         exprs = [zero() if length == 1 else next(given) for length in x.shape]
         return b.view(x).through(len(new), exprs)
     value, result = b.dense(x), tensor_type(new, x.dtype)
-    if (groups := splits(x.shape, new)) is not None:
+    plain = x.op is not Op.MATMUL  # MLIR would turn a product into loops with it
+    if plain and (groups := splits(x.shape, new)) is not None:
         return tensor.expand_shape(result, value, groups, [], list(new))
     index = ir.IndexType.get()
     attr = ir.DenseElementsAttr.get(np.array(new, np.int64), type=index)
