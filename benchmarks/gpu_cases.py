@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tinymlir import ops
+from tinymlir.updates import attend, update
 
 FLOATS, INTEGERS = ("float32", "float64"), ("int32", "int64")
 
@@ -82,7 +83,7 @@ def cases():
             found[f"{name} {dtype}"] = Case(function, (a, b))
     table, rows = numbers("float32", 50, 33), np.array([[0, -1, 7], [49, -50, 3]])
     found["gather"] = Case(lambda table, rows: table[rows], (table, rows))
-    found |= products()
+    found |= products() | steps()
     for name, example in ops.EXAMPLES.items():
         function = lambda *arrays, e=example: e.function(*arrays, **e.static)  # noqa: E731
         found[name] = Case(function, example.arrays, 1 << 15)
@@ -104,48 +105,76 @@ def products():
 
 
 class Speed(NamedTuple):
-    """A kernel to be timed."""
+    """A kernel to be timed. The arrays are made when they are wanted: they are large."""
 
     function: object
-    arrays: tuple
+    make: object  # -> the arrays
     nbytes: int  # read and written
     flops: int
     dtype: str
     torch: object = None  # the same in PyTorch: a function of the module and the tensors
     ulps: int = 1 << 15
+    cut: int = 0  # so many of the arrays can be cut into parts with some rows each
+
+
+def many(*shape, seed=0):
+    """Large arrays of float32 between -4 and 4, made quickly."""
+    return np.random.default_rng(seed).random(shape, np.float32) * 8 - 4
 
 
 def speed(small):
     """Name -> Speed; `small` is for a device that is not there."""
-    rows, width = (4, 256) if small else (32768, 4096)
-    x = numbers("float32", rows, width)
-    gain, bias = numbers("float32", width), numbers("float32", width, seed=1)
-    both, size = 2 * x.nbytes, x.size
+    rows, width = (4, 256) if small else (16384, 4096)
+    size = rows * width
+    one, both = 4 * size, 8 * size
+    vectors = many(width, seed=1), many(width, seed=2)
     found = {
-        "add": Speed(lambda a, b: a + b, (x, x[::-1].copy()), both + x.nbytes, size, "float32",
-                     lambda torch, a, b: a + b, 0),
-        "gelu": Speed(gelu32, (x,), both, 9 * size, "float32", lambda torch, a:
-                      torch.nn.functional.gelu(a, approximate="tanh")),
-        "softmax": Speed(ops.softmax, (x,), both, 5 * size, "float32",
-                         lambda torch, a: torch.softmax(a, -1)),
-        "layer norm": Speed(ops.layer_norm, (x, gain, bias), both, 8 * size, "float32",
+        "add": Speed(lambda a, b: a + b, lambda: (many(rows, width), many(rows, width, seed=1)),
+                     both + one, size, "float32", lambda torch, a, b: a + b, 0, 2),
+        "gelu": Speed(gelu32, lambda: (many(rows, width),), both, 9 * size, "float32",
+                      lambda torch, a: torch.nn.functional.gelu(a, approximate="tanh"), cut=1),
+        "softmax": Speed(ops.softmax, lambda: (many(rows, width),), both, 5 * size, "float32",
+                         lambda torch, a: torch.softmax(a, -1), cut=1),
+        "layer norm": Speed(ops.layer_norm, lambda: (many(rows, width), *vectors), both,
+                            8 * size, "float32",
                             lambda torch, a, g, b: torch.nn.functional.layer_norm(
-                                a, a.shape[-1:], g, b)),
+                                a, a.shape[-1:], g, b), cut=1),
     }
     for dtype, sizes in (("float32", (4096, 1024)), ("float64", (2048,))):
         for n in (32,) if small else sizes:
-            a, b = numbers(dtype, n, n, low=-1, high=1), numbers(dtype, n, n, seed=1)
-            found[f"matmul {n} {dtype}"] = Speed(
-                lambda a, b: a @ b, (a, b), 3 * a.nbytes, 2 * n**3, dtype,
-                lambda torch, a, b: a @ b, 1 << 18)
-    m, k, n = (1, 32, 64) if small else (1, 4096, 16384)
-    a, b = numbers("float32", m, k), numbers("float32", k, n, seed=1)
-    found[f"matmul {m} x {k} x {n}"] = Speed(
-        lambda a, b: a @ b, (a, b), b.nbytes, 2 * m * k * n, "float32",
-        lambda torch, a, b: a @ b, 1 << 18)
+            found[f"matmul {n} {dtype}"] = product((n, n, n), dtype)
+    found["matmul of one row"] = product((1, 32, 64) if small else (1, 4096, 16384), "float32")
     return found
+
+
+def product(sizes, dtype):
+    """A matrix product of these sizes."""
+    m, k, n = sizes
+    size = np.dtype(dtype).itemsize
+    return Speed(lambda a, b: a @ b, lambda: (
+        numbers(dtype, m, k, low=-1, high=1), numbers(dtype, k, n, seed=1)),
+        size * (m * k + k * n + m * n), 2 * m * k * n, dtype, lambda torch, a, b: a @ b, 1 << 18)
 
 
 def gelu32(x):
     """GELU that stays in float32, as PyTorch's does."""
-    return 0.5 * x * (1 + np.tanh(float(np.sqrt(2 / np.pi)) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.tanh(float(np.sqrt(2 / np.pi)) * (x + 0.044715 * (x * x * x))))
+
+
+# ---------------------------------------------------------------- chapter 10
+
+def step(q, k, v, keys, values, position):
+    """A step of attention with a cache."""
+    keys, values = update(keys, k, position), update(values, v, position)
+    return attend(q, keys, values, position, float(np.sqrt(q.shape[-1])))
+
+
+def steps():
+    """Rows of a buffer, written and attended to."""
+    found = {}
+    for dtype in FLOATS:
+        for n, at in ((1, 0), (1, 299), (5, 120), (32, 0)):
+            arrays = [numbers(dtype, *shape, seed=i) for i, shape in enumerate(
+                [(4, n, 16), (n, 64), (n, 64), (300, 64), (300, 64)])]
+            found[f"{n} rows at {at} {dtype}"] = Case(step, (*arrays, np.array(at)), 4000)
+    return found

@@ -1,11 +1,13 @@
 """The driver layer on a stand-in device: memory, copies, graphs, errors. No GPU is needed."""
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import weakref
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from tinymlir.devarray import DeviceArray, borrow, from_dlpack, put
 from tinymlir.device import available, device, frozen, rounded, use
 from tinymlir.driver import (
     DeviceError, DeviceMemoryError, Driver, Mark, Module, Recording, check_chip)
-from tinymlir.errors import UnsupportedError
+from tinymlir.errors import TinymlirError, UnsupportedError
 from tinymlir.launcher import GRAPH_FROM
 from tinymlir.standin import StandIn
 
@@ -384,6 +386,55 @@ def test_every_function_may_fail_and_says_so(stand_in):
         assert "invalid value" in message(all_of_it), name
 
 
+def scenario():
+    """Something of everything; nothing of it is left when it returns or raises."""
+    f, short, x = double(40, launches=GRAPH_FROM), double(40), put(numbers(40))
+    settings.find = lambda graph: doubling(40, launches=GRAPH_FROM)
+    for y in (x, x, x, numbers(40), x[10:10], Foreign(numbers(40)), from_dlpack(x)):
+        if len(y.shape) and y.shape[0]:
+            np.testing.assert_array_equal(np.asarray(f(y)), numbers(40) * 2)
+    settings.find = lambda graph: doubling(40)
+    short(numbers(40))
+    home = device()
+    with home.current(), ExitStack() as stack:
+        for _ in range(2):
+            stack.callback(Mark(home.stream).forget)
+
+
+DESTROY = {"cuMemFree", "cuModuleUnload", "cuGraphExecDestroy", "cuGraphDestroy",
+           "cuEventDestroy"}  # what they refuse to take back stays
+CAPTURE_GOES_ON = {"cuStreamEndCapture"}  # if it is made to fail here; a driver ends it
+
+
+def test_nothing_leaks_whatever_fails(stand_in):
+    api = stand_in()
+    scenario()
+    counts = {name: n for name, n in api.calls.items()
+              if name not in DESTROY | CAPTURE_GOES_ON}
+    for name, count in counts.items():
+        for nth in {1, 2, 3, count // 2, count - 1, count} & set(range(1, count + 1)):
+            use()
+            gc.collect()
+            api, failed = None, False
+            try:
+                api = stand_in(fail={name: (nth, "INVALID_VALUE")})
+                scenario()
+            except (DeviceError, AssertionError) as error:
+                failed = True
+                assert "invalid value" in str(error) or "not that of" in str(error), (name, nth)
+                error.__traceback__ = None
+            if api is None or not failed:
+                continue
+            gc.collect()
+            home = device()
+            with home.current():
+                home.pool.trim()
+            assert api.drawing is None and not api.memory.blocks, (name, nth)
+            left = [h for h in api.handles.values()
+                    if h != "stream" and not (isinstance(h, dict) and "kernel" in h)]
+            assert not left and not api.here.stack, (name, nth, left)
+
+
 @pytest.mark.parametrize("wrong", [
     dict(grid=(0, 1, 1)), dict(block=(2048, 1, 1)), dict(block=(33, 1, 1)),
     dict(shared=200 << 10)])
@@ -490,6 +541,65 @@ def test_foreign_arrays_that_are_refused(stand_in, changes, kind):
         borrow(array, "x")
 
 
+LIES = {
+    "too long": dict(shape=(10_000,)), "far too long": dict(shape=(2**40, 2**30)),
+    "in no memory": dict(data=(0, False)), "half an element on": dict(data=2),
+    "negative": dict(shape=(-5,)), "no tuple": dict(shape=5), "words": dict(shape=("a",)),
+    "no address": dict(data=None), "an address in words": dict(data=("x", False)),
+    "an unknown type": dict(typestr="zz"), "objects": dict(typestr="|O"),
+    "other axes": dict(strides=(4, 4)), "backwards": dict(strides=(-4,)),
+    "the ambiguous stream": dict(stream=0), "a stream in words": dict(stream="a"),
+    "an unknown stream": dict(stream=12345)}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_an_array_says_about_itself_is_checked(stand_in, lie):
+    api = stand_in()
+    array = Foreign(numbers(5), **LIES[lie])
+    if lie == "half an element on":
+        array.changes = dict(data=(array.array.address + 2, False))
+    told = message(lambda: borrow(array, "x"), TinymlirError)
+    assert told.startswith("x: ") or lie == "an unknown stream"
+    assert not api.broken
+    np.testing.assert_array_equal(array.array.numpy(), numbers(5))
+
+
+def test_a_description_without_its_parts_is_refused(stand_in):
+    stand_in()
+
+    class Bare:
+        __cuda_array_interface__ = {"shape": (3,)}
+
+    assert "KeyError: 'data'" in message(lambda: borrow(Bare(), "x"), TinymlirError)
+
+
+@pytest.mark.parametrize("shape, strides", [
+    ((1, 4), (999, 4)), ((3, 1), (4, 77)), ((0, 4), (1, 1)), ((), ()), ((2, 1, 3), (12, 5, 4))])
+def test_strides_where_there_is_one_element_mean_nothing(stand_in, shape, strides):
+    stand_in()
+    x = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    array = Foreign(x, strides=strides)
+    np.testing.assert_array_equal(borrow(array).numpy(), x)
+
+
+@pytest.mark.parametrize("array", [
+    np.arange(6, dtype=">f4"), np.arange(12.0).reshape(3, 4).T, np.arange(9)[::-2],
+    np.zeros((0, 3)), np.float32(3), [1.0, 2.0], 5, True,
+    np.frombuffer(b"\0" * 9, np.uint8)[1:].view(np.float64)], ids=repr)
+def test_arrays_of_the_host_of_every_kind(stand_in, array):
+    stand_in()
+    there = put(array)
+    np.testing.assert_array_equal(there.numpy(), np.asarray(array))
+    assert there.shape == np.shape(array) and there.dtype.isnative
+
+
+@pytest.mark.parametrize("array", [np.ma.array([1.0]), np.zeros(3, "f2"),
+                                   np.zeros(2, complex), np.array(["a"]), np.array([None])])
+def test_arrays_of_the_host_that_are_refused(stand_in, array):
+    stand_in()
+    message(lambda: put(array), TinymlirError)
+
+
 def test_an_array_that_only_seems_to_be_on_the_device(stand_in):
     class Liar:
         @property
@@ -537,11 +647,49 @@ def test_dlpack_keeps_the_memory_and_lets_it_go(stand_in):
     assert memory() is None
     capsule = put(numbers(3)).__dlpack__()
     assert len(devarray.lent) == 1
+    put(numbers(3))  # whoever comes next finds that it is still held
+    assert len(devarray.lent) == 1
     del capsule  # nobody took it
-    gc.collect()
+    put(numbers(3))
     assert not devarray.lent
-    with pytest.raises(BufferError):
-        put(numbers(3)).__dlpack__(copy=True)
+
+
+@pytest.mark.parametrize("request_, kind, words", [
+    (dict(copy=True), BufferError, "without a copy; x.numpy()"),
+    (dict(dl_device=(1, 0)), BufferError, "without a copy"),
+    (dict(dl_device=(2, 1)), BufferError, "where it is"),
+    (dict(stream=0), BufferError, "stream 0 means nothing"),
+    (dict(stream=-2), BufferError, "stream -2 means nothing"),
+    (dict(stream="1"), TypeError, "expected an int or None"),
+    (dict(stream=True), TypeError, "expected an int or None"),
+    (dict(colour=1), TypeError, "colour")])
+def test_a_tensor_that_cannot_be_lent_in_that_way(stand_in, request_, kind, words):
+    stand_in()
+    with pytest.raises(kind, match=re.escape(words)):
+        put(numbers(3)).__dlpack__(**request_)
+
+
+@pytest.mark.parametrize("request_", [
+    {}, {"device": "cpu"}, {"copy": True}, {"copy": False}], ids=str)
+def test_numpy_says_that_it_cannot_take_it(stand_in, request_):
+    """And not that there was no exception: nothing of ours runs while one is on its way."""
+    from tinymlir import devarray
+    stand_in()
+    x = put(numbers(3))
+    memory = weakref.ref(x.owner)
+    for _ in range(3):
+        with pytest.raises((BufferError, RuntimeError), match="device|copy"):
+            np.from_dlpack(x, **request_)
+    del x
+    put(numbers(1))
+    assert not devarray.lent and memory() is None
+
+
+@pytest.mark.parametrize("request_", [dict(stream=s) for s in (None, -1, 1, 2, 99)] + [
+    dict(max_version=(1, 0)), dict(copy=False), dict(dl_device=(2, 0))], ids=str)
+def test_what_the_specification_lets_others_ask_for(stand_in, request_):
+    stand_in()
+    assert "dltensor" in repr(put(numbers(3)).__dlpack__(**request_))
 
 
 # ---------------------------------------------------------------- processes
@@ -692,8 +840,8 @@ for launches in (1, 30):
 with home.current():
     begin, end = Mark(home.stream), Mark(home.stream)
     print(end - begin, home.driver.call("cuMemGetInfo"))
-    begin.forget()
-    Module(home.driver, ".version 8.0").function("double_kernel", 60000)
+    begin.forget(), end.forget()
+    home.module(".version 8.0").function("double_kernel", 60000)
     try:
         Module(home.driver, ".version 8.0 BROKEN")
     except DeviceError as error:
@@ -705,11 +853,23 @@ class Theirs:
         return {**self.array.__cuda_array_interface__, "stream": int(home.stream.handle)}
 assert np.array_equal(borrow(Theirs()).numpy(), x)
 assert np.array_equal(from_dlpack(put(x)).numpy(), x)
-del f
+class Liar:
+    __cuda_array_interface__ = {**Theirs.array.__cuda_array_interface__, "shape": (4000,)}
+for wrong in (lambda: borrow(Liar()), lambda: np.from_dlpack(put(x)), lambda: np.from_dlpack(
+        put(x), copy=True)):
+    try:
+        wrong()
+    except (DeviceError, BufferError, RuntimeError) as error:
+        print(type(error).__name__)
+del f, there, Theirs, Liar, begin, end
+settings.find = None
 gc.collect()
+put(x)
 put(x)
 with home.current():
     home.pool.trim()
+import ctypes
+print(ctypes.CDLL("libcuda.so.1").stubLeft(), "left")
 """
 
 
@@ -729,4 +889,5 @@ def test_the_real_bindings_take_what_we_pass(tmp_path):
         "Properties(name='a stub', capability=(9, 0), cuda=(13, 0), processors=132, "
         "shared=232448)",
         "1.5 [100, 200]",
-        "cuModuleLoadDataEx: invalid ptx; ptxas fatal: it is broken"]
+        "cuModuleLoadDataEx: invalid ptx; ptxas fatal: it is broken",
+        "DeviceError", "RuntimeError", "BufferError", "0 left"]

@@ -57,9 +57,11 @@ def no_device():
 RUN = """
 import importlib.abc, sys
 
+HERE = {*sys.stdlib_module_names, "tinymlir", "numpy", "safetensors", "tokenizers", "cuda"}
+
 class Block(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in {"mlir", "llvm", "huggingface_hub", "tqdm", "cuda"}:
+        if name.split(".")[0] not in HERE:
             raise ImportError(f"{name} is not installed here")
 
 sys.meta_path.insert(0, Block())
@@ -70,7 +72,7 @@ use(StandIn(capability=(9, 0)))
 status = main(sys.argv[1:])
 loaded = [name for name in sys.modules if name.split(".")[0] in ("mlir", "llvm")]
 assert not loaded, loaded
-compilers = {"passes", "builder", "schedule", "gpu"} & {
+compilers = {"passes", "builder", "schedule", "gpu", "updates_gpu", "updates_mlir"} & {
     name.removeprefix("tinymlir.") for name in sys.modules}
 assert not compilers, compilers
 sys.exit(status)
@@ -78,7 +80,7 @@ sys.exit(status)
 
 
 def elsewhere(*words):
-    """A command in a process without MLIR, LLVM and cuda-bindings, with a stand-in device."""
+    """A command in a process that has the four packages of a GPU machine, and a stand-in."""
     env = {k: v for k, v in os.environ.items() if k != "TINYMLIR_CACHE"}
     return subprocess.run([sys.executable, "-c", RUN, *map(str, words)], text=True,
                           capture_output=True, timeout=600, env=env)
@@ -104,7 +106,8 @@ def test_generate_runs_without_a_compiler(model, fused):
 
 
 @pytest.mark.parametrize("words, told", [
-    (["--prompt", PROMPT * 2, "--fused"], "no kernels for after_last(ids: i64[16], ...)"),
+    (["--prompt", PROMPT * 2, "--fused"], "no kernels for 10 tokens after a prompt of 14; "
+     "write it again with `tinymlir compile --gpu --lengths 14-23`"),
     (["--prompt", PROMPT], "its kernels are for fused True, expected False"),
 ], ids=["another length", "another mode"])
 def test_what_was_not_compiled_is_one_line(model, fused, words, told):
@@ -112,6 +115,38 @@ def test_what_was_not_compiled_is_one_line(model, fused, words, told):
     assert done.returncode == 1 and done.stdout == ""
     assert told in done.stderr and done.stderr.count("error:") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("tokens, fine", [(2, True), (3, False)])
+def test_generate_knows_before_it_begins_that_a_length_is_missing(model, tmp_path, tokens, fine):
+    """Kernels for each length: 7 and 8 suffice for two tokens after seven, not for three."""
+    folder = compiled(tmp_path / "k", model, "--lengths", "7-8")
+    done = elsewhere("generate", PROMPT, "--gpu", "--kernels", folder, "--model", model,
+                     "--tokens", tokens)
+    assert done.returncode == (not fine) and bool(done.stdout) == fine
+    if not fine:
+        assert done.stderr.splitlines()[1:] == [
+            f"error: {folder}: no kernels for 3 tokens after a prompt of 7; write it again with "
+            f"`tinymlir compile --gpu --lengths 7-9`, and the other options as they are here"]
+
+
+def test_a_cache_runs_without_a_compiler(model, tmp_path):
+    """One folder for any prompt of five to eight tokens, and any text after it."""
+    folder = compiled(tmp_path / "k", model, "--cache", "--lengths", "7")
+    for prompt, tokens in ((PROMPT, 12), (PROMPT[:5], 3)):
+        words = ["generate", prompt, "--tokens", tokens, "--model", model]
+        done = elsewhere(*words, "--gpu", "--kernels", folder, "--cache")
+        here = subprocess.run([sys.executable, "-m", "tinymlir", *map(str, words)], text=True,
+                              capture_output=True)
+        assert done.returncode == 0 and done.stdout == here.stdout, done.stderr
+    done = elsewhere("verify", "--gpu", "--kernels", folder, "--cache", "--model", model,
+                     "--prompt", PROMPT, "--tokens", 3)
+    assert done.returncode == 0 and done.stdout.endswith("\nOK\n"), done.stderr
+    done = elsewhere("generate", PROMPT * 2, "--gpu", "--kernels", folder, "--cache", "--model",
+                     model)
+    assert done.returncode == 1 and done.stdout == "" and "a prompt of 14" in done.stderr
+    done = elsewhere("generate", PROMPT, "--gpu", "--kernels", folder, "--model", model)
+    assert done.returncode == 1 and "cache True, expected False" in done.stderr
 
 
 def test_without_a_folder_and_without_a_compiler(model):
@@ -308,7 +343,7 @@ def test_kernels_in_float32_are_another_purpose(tmp_path, model):
         read_kernels(folder).check(dtype=None)
 
 
-@pytest.mark.parametrize("words", [["--cache"], ["--kernels", "k"], ["--lengths", "1-99999999999"]])
+@pytest.mark.parametrize("words", [["--kernels", "k"], ["--lengths", "1-99999999999"]])
 def test_what_compile_does_not_do_is_a_usage_error(tmp_path, model, words):
     with pytest.raises(SystemExit, match="2"):
         compiled(tmp_path / "k", model, *words)

@@ -16,7 +16,7 @@ import tinymlir.outline  # noqa: F401  adds its rewrites
 from tinymlir.checkpoint import Config, Params
 from tinymlir.fused import residual_names
 from tinymlir.jit import Bound, Jitted, jit
-from tinymlir.model import check_ids, check_length
+from tinymlir.model import check_ids, check_length, placed
 from tinymlir.ops import merge_heads, split_heads
 from tinymlir.reference import expand, normalise
 from tinymlir.updates import attend, update
@@ -71,12 +71,18 @@ def buffers(config: Config, dtype: str | None) -> tuple[np.ndarray, ...]:
     return tuple(np.zeros(shape, t) for t in types[:config.blocks])
 
 
+def there(arrays: Any, target: str) -> Any:
+    """The arrays where the target wants them: on a GPU, say (chapter 9)."""
+    return placed(arrays, target) or arrays
+
+
 class Memory:
     """What a model knows of the tokens that it has seen; one call at a time."""
 
-    def __init__(self, config: Config, dtype: str | None) -> None:
+    def __init__(self, config: Config, dtype: str | None, target: str) -> None:
         self.lock = threading.Lock()
-        self.keys, self.values = (buffers(config, dtype) for _ in range(2))
+        self.keys, self.values = (
+            there(buffers(config, dtype), target) for _ in range(2))
         self.ids = np.zeros(0, np.int64)  # the tokens whose rows are in the buffers
         self.traced = 0  # how many of them have left their residuals
         self.residuals: list[np.ndarray] = []
@@ -119,10 +125,12 @@ class CachedModel:
     params: Params
     run: Jitted
     dtype: str | None = None
+    weights: Params | None = None  # the same, where `run` wants them
     memory: Memory = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memory", Memory(self.config, self.dtype))
+        memory = Memory(self.config, self.dtype, self.run.target)
+        object.__setattr__(self, "memory", memory)
 
     def __call__(self, ids: Any, trace: dict[str, Any] | None = None) -> np.ndarray:
         """Token ids (N,) -> logits (1, V); `trace` receives every residual by name.
@@ -155,7 +163,7 @@ class CachedModel:
         if residuals:
             self.keep(first, kept)
             memory.traced = len(ids)
-        return logits[None]
+        return np.asarray(logits)[None]  # it may be on a device
 
     def bound(self, n: int, residuals: bool) -> Bound:
         """The step for n tokens at any position; all that stays is bound to it."""
@@ -170,7 +178,7 @@ class CachedModel:
     def compile(self, n: int, residuals: bool) -> Bound:
         """Trace and compile, or load from disk, and bind."""
         place, stay = np.array(0), {
-            "params": self.params, "keys": self.memory.keys,
+            "params": self.weights or self.params, "keys": self.memory.keys,
             "values": self.memory.values}
         compiled = self.run.compile(
             np.zeros(n, np.int64), place, place, *stay.values(),
@@ -188,13 +196,15 @@ class CachedModel:
             shape = self.config.context, self.config.width
             memory.residuals = [np.zeros(shape, x.dtype) for x in rows]
         for whole, new in zip(memory.residuals, rows):
-            whole[first:first + len(new)] = new
+            whole[first:first + len(new)] = np.asarray(new)
 
 
 def build(config: Config, params: Params, target: str, dtype: str | None,
           precision: str = "float32") -> CachedModel:
     """What load_model(cache=True) makes."""
-    return CachedModel(config, params, compiled(target, dtype, precision), dtype)
+    weights = placed(params, target)
+    return CachedModel(config, params, compiled(target, dtype, precision), dtype,
+                       weights)
 
 
 # %% 10_cache.md § A model that remembers (4)

@@ -63,8 +63,15 @@ def run_generate(args: argparse.Namespace) -> None:
     model, tokenizer = load_model(directory, **options_of(args, directory))
     new = iterate_ids(
         model, encode(tokenizer, args.prompt), args.tokens, args.stop, pick)
-    for piece in stream(tokenizer, new):
-        print(piece, end="", flush=True)
+    begun = False
+    try:
+        for piece in stream(tokenizer, new):
+            print(piece, end="", flush=True)
+            begun = True
+    except BaseException:
+        if begun:  # what is to be said next begins a line
+            print(flush=True)
+        raise
     print(flush=True)
 
 

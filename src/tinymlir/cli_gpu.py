@@ -49,41 +49,67 @@ def prepare(args: argparse.Namespace, directory: Path) -> None:
     Raises DeviceError or KernelsError."""
     from tinymlir.checkpoint import read_config
     from tinymlir.device import device
-    from tinymlir.saved import purpose_of, use_kernels
+    from tinymlir.saved import use_kernels
+    device()  # or there is no use in going on
     if args.kernels:
         config = read_config(directory / "config.json", args.cast)
-        use_kernels(args.kernels, **purpose_of(
-            config, args.fused, args.dtype, args.precision))
-    device()
+        kernels = use_kernels(args.kernels, **purpose(args, config))
+        start = prompt_length(args, directory, config)
+        if start + args.tokens <= config.context + 1:  # else the model says so
+            kernels.check_lengths(start, args.tokens)
+
+
+def purpose(args: argparse.Namespace, config: Any) -> dict[str, Any]:
+    """What kernels have to be for."""
+    from tinymlir.saved import purpose_of
+    return purpose_of(config, args.fused and not args.cache, args.dtype, args.cache,
+                      args.precision)
+
+
+def prompt_length(args: argparse.Namespace, directory: Path, config: Any) -> int:
+    """The tokens of the prompt, which `verify` may have to choose."""
+    from tinymlir.checkpoint import read_tokenizer
+    from tinymlir.model import encode
+    from tinymlir.verify import choose_prompt
+    tokenizer = read_tokenizer(directory / "tokenizer.json", config.vocabulary)
+    prompt, _ = choose_prompt(directory, args.prompt, args.tokens)
+    return len(encode(tokenizer, prompt))
 
 
 def run_compile(args: argparse.Namespace) -> None:
     """Save everything a GPU machine needs to run a model without a compiler."""
-    import numpy as np
-
     from tinymlir.gpu import check_chip
-    from tinymlir.model import encode, load_model
-    from tinymlir.saved import pretending, purpose_of, write_kernels
-    from tinymlir.verify import choose_prompt
+    from tinymlir.model import load_model
+    from tinymlir.saved import pretending, write_kernels
     if not args.gpu:
         args.parser.error("only kernels for a GPU can be saved; say --gpu")
-    if args.cache or args.kernels:
-        args.parser.error("--cache and --kernels do not go with compile")
+    if args.kernels:
+        args.parser.error("--kernels does not go with compile")
     check_chip(args.chip, args.precision)
     directory = chosen_model(args)
     with pretending(args.chip) as plans:
-        model, tokenizer = load_model(
-            directory, "gpu", fused=args.fused, dtype=args.dtype, cast=args.cast,
-            precision=args.precision)
-        start = len(encode(tokenizer, choose_prompt(directory, args.prompt, 1)[0]))
+        model, _ = load_model(directory, "gpu", fused=args.fused, dtype=args.dtype,
+                              cache=args.cache, cast=args.cast,
+                              precision=args.precision)
+        start = prompt_length(args, directory, model.config)
         asked = args.lengths or range(start, start + args.tokens)
         for n in asked:
-            model(np.zeros(n, int))
-            model(np.zeros(n, int), trace={})
-    purpose = purpose_of(model.config, args.fused, args.dtype, args.precision)
-    write_kernels(args.out, args.chip, plans, lengths=list(asked), **purpose)
+            run_all(model, n)
+    write_kernels(args.out, args.chip, plans, lengths=list(asked),
+                  **purpose(args, model.config))
     print(f"{args.out}: {len(plans)} plans for {args.chip}, lengths "
           f"{min(asked)} to {max(asked)}", file=sys.stderr)
+
+
+def run_all(model: Any, n: int) -> None:
+    """What a model does with a text of n tokens, with its residuals and without.
+
+    A model with a cache has done less the second time: a step for the last one."""
+    import numpy as np
+    ids = np.full(n, n % model.config.vocabulary)  # nothing like those of n - 1
+    for _ in range(2):
+        model(ids)
+        model(ids, trace={})
 
 
 def add_compile(sub: Any) -> None:

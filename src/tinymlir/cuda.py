@@ -20,10 +20,11 @@ from tinymlir.launcher import Loaded, misfit
 from tinymlir.devarray import DeviceArray, borrow, put
 from tinymlir.device import Device, Memory, available, device
 from tinymlir.driver import DeviceError, Properties, number_of
-from tinymlir.expr import Op
 from tinymlir.graph import Graph
 from tinymlir.plan import Plan
 from tinymlir.pytree import flatten, on_device
+
+IN_PLACE = True  # kernels can write to arrays that were donated
 
 
 def take(array: Any, path: str) -> Any:
@@ -111,68 +112,72 @@ def sources() -> str:
 
 
 # %% 09_cuda.md § The target (3)
-LACKING = {Op.UPDATE, Op.ATTEND}
-
-
-def lacks(graph: Graph) -> bool:
-    """Is one of those in the graph, or in a block of it?"""
-    return any(node.op in LACKING or ("body" in node.attrs
-                                      and lacks(node.attrs["body"]))
-               for node in graph.nodes)
-
-
-def spelled(graph: Graph) -> Graph:
-    """The graph in operations that have kernels."""
-    return kernel_compiler().prepared(graph) if lacks(graph) else graph
-
-
-# %% 09_cuda.md § The target (4)
 class Program:
     """A compiled graph. It goes to the device at its first call."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.whole, self.loaded = graph, spelled(graph), None
+        self.graph, self.loaded = graph, None
         ready = settings.chip or settings.find or available()
-        self.plan = plan_for(self.whole) if ready else None
+        self.plan = plan_for(graph) if ready else None
+        full = [i for i, x in enumerate(graph.inputs) if x.size]
+        self.changed = [full.index(i) for i in graph.in_place.values()]
 
     def on(self, home: Device) -> Loaded:
         """The plan on this device."""
         if self.loaded is None or self.loaded.home is not home:
-            plan = self.plan or plan_for(self.whole)
-            if wrong := misfit(plan, self.whole):
+            plan = self.plan or plan_for(self.graph)
+            if wrong := misfit(plan, self.graph):
                 raise DeviceError(
                     f"the kernels do not fit {self.graph.name}: {wrong}")
-            captured = [x.attrs["value"] for x in self.whole.arrays if x.size]
+            captured = [x.attrs["value"] for x in self.graph.arrays if x.size]
             self.plan, self.loaded = plan, Loaded(home, plan, captured)
         return self.loaded
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        """Host arrays in, host arrays out; with one on the device, all out are."""
+        """Host arrays in, host arrays out; with one on the device, all out are.
+
+        A result in the memory of an argument is that argument."""
         if settings.pretend:
-            return self.pretend()
+            return self.pretend(arrays)
         home = device()
         stay = any(isinstance(array, DeviceArray) for array in arrays)
         with home.current():
-            made = iter(self.on(home).run([a for a in arrays if a.size]))
-            places = [next(made) if x.size else None for x in self.graph.results]
-            count = len(self.graph.outputs) if stay else 0  # after them, indices
-            results = [
-                (self.kept if i < count else fetched)(home, x.type, place)
-                for i, (x, place) in enumerate(zip(self.graph.results, places))]
+            given = [a for a in arrays if a.size]
+            made = iter(self.on(home).run(given, self.changed))
+            old = self.graph.in_place
+            places = [next(made) if x.size and i not in old else None
+                      for i, x in enumerate(self.graph.results)]
+            results = [self.result(home, i, arrays, place, stay)
+                       for i, place in enumerate(places)]
             if any(borrowed(array) for array in arrays):
                 home.stream.wait()  # its owner may reuse the memory
         return results
+
+    def result(self, home: Device, i: int, arrays: Sequence[Any],
+               place: Memory | None, stay: bool) -> Any:
+        """A result: an argument, an array on the device, or one on the host."""
+        node, count = self.graph.results[i], len(self.graph.outputs)
+        if i in self.graph.in_place:
+            return arrays[self.graph.in_place[i]]
+        if i < count:
+            return (self.kept if stay else fetched)(home, node.type, place)
+        for x, array in zip(self.graph.inputs, arrays):  # an index is perhaps here
+            if x is node and isinstance(array, np.ndarray):
+                return array
+        return fetched(home, node.type, place)
 
     def bind(self, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
         """A function of the arrays that are None here; the others are kept."""
         return lambda rest: self(compiler.merged(arrays, rest))
 
-    def pretend(self) -> list[np.ndarray]:
+    def pretend(self, arrays: Sequence[Any]) -> list[Any]:
         """Zeros; somebody wants to know what would have been run."""
         if self.plan is None or self.plan.chip != chip():
-            self.plan = plan_for(self.whole)
-        settings.pretend(self.whole, self.plan)
-        return [np.zeros(x.shape, x.dtype) for x in self.graph.results]
+            self.plan = plan_for(self.graph)
+        settings.pretend(self.graph, self.plan)
+        place = self.graph.in_place
+        return [arrays[place[i]] if i in place else np.zeros(x.shape, x.dtype)
+                for i, x in enumerate(self.graph.results)]
 
     def kept(self, home: Device, kind: Any, place: Memory | None) -> DeviceArray:
         """A result that stays on the device, in memory of its own."""
@@ -195,7 +200,7 @@ def place(params: Any) -> Any:
     return structure.fill(put(leaf) for _, leaf in leaves)
 
 
-# %% 09_cuda.md § The target (5)
+# %% 09_cuda.md § The target (4)
 def fetched(home: Device, kind: Any, place: Memory | None) -> np.ndarray:
     """A result on the host."""
     made = np.empty(kind.shape, kind.dtype)

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
+import sys
 from typing import Any
 
 import numpy as np
 
-from tinymlir.device import Device, device, upload
+from tinymlir import compiler
+from tinymlir.device import CLEANERS, Device, device, upload
 from tinymlir.driver import DeviceError
 from tinymlir.errors import (
     ArgumentError, DTypeError, UnsupportedError)
@@ -19,16 +22,15 @@ from tinymlir.expr import supported
 
 # %% 09_cuda.md § Arrays that stay (2)
 class DeviceArray:
-    """An array on the GPU, row after row. Nothing changes its contents.
-
-    `owner` keeps the memory alive."""
+    """An array on the GPU, row after row. Only a call that it is given away to
+    changes its contents (chapter 10); `owner` keeps the memory alive."""
 
     __array_ufunc__ = None  # NumPy's functions refuse it
 
     def __init__(self, home: Device, address: int, shape: tuple[int, ...],
-                 dtype: np.dtype, owner: Any) -> None:
+                 dtype: np.dtype, owner: Any, writeable: bool = True) -> None:
         self.device, self.address, self.owner = home, address, owner
-        self.shape, self.dtype = shape, dtype
+        self.shape, self.dtype, self.writeable = shape, dtype, writeable
 
     ndim = property(lambda self: len(self.shape))
     size = property(lambda self: math.prod(self.shape))
@@ -78,16 +80,18 @@ class DeviceArray:
         row = self.nbytes // max(len(self), 1)
         shape = (max(stop - start, 0), *self.shape[1:])
         return DeviceArray(self.device, self.address + start * row, shape,
-                           self.dtype, self.owner)
+                           self.dtype, self.owner, self.writeable)
 
 
 # %% 09_cuda.md § Arrays that stay (3)
 def put(array: Any) -> DeviceArray:
-    """A host array, copied to the GPU. Raises DTypeError or DeviceError."""
+    """A host array, copied to the GPU.
+
+    Raises DTypeError, UnsupportedError or DeviceError."""
     if isinstance(array, DeviceArray):
         return array
-    given = np.asarray(array)
-    plain = np.require(given, supported(given.dtype), "CA")
+    given = array if isinstance(array, np.ndarray) else np.asarray(array)
+    plain = compiler.take(given, "array")
     home = device()
     with home.current():
         memory = upload(home, plain)
@@ -108,32 +112,54 @@ DeviceArray.__cuda_array_interface__ = property(lend)
 
 
 # %% 09_cuda.md § Arrays of others (2)
-def borrow(array: Any, path: str = "array") -> DeviceArray:
-    """Another library's array on the GPU, without a copy.
-
-    Raises ArgumentError, DTypeError, UnsupportedError or DeviceError."""
+def described(array: Any, path: str) -> dict[str, Any]:
+    """What an array says about itself. Raises ArgumentError for nonsense."""
     try:
         told = array.__cuda_array_interface__
     except AttributeError:  # PyTorch's tensors have it, but those on the host lie
         raise ArgumentError(f"{path}: this {type(array).__name__} is not on the "
                             f"GPU; pass it as a NumPy array") from None
-    shape, (address, _) = tuple(told["shape"]), told["data"]
     try:
-        dtype = supported(np.dtype(told["typestr"]))
+        shape = tuple(map(operator.index, told["shape"]))
+        address, fixed = told["data"]
+        address, kind = operator.index(address or 0), np.dtype(told["typestr"])
+        stream, strides = told.get("stream"), told.get("strides")
+        if strides is not None:
+            strides = tuple(map(operator.index, strides))
+        if stream is not None and operator.index(stream) == 0:
+            raise ValueError("stream 0 is ambiguous")
+        if min(shape, default=0) < 0 or len(strides or shape) != len(shape):
+            raise ValueError(f"shape {shape}, strides {strides}")
+    except (LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ArgumentError(f"{path}: its __cuda_array_interface__ cannot be "
+                            f"understood ({why})") from None
+    return dict(shape=shape, address=address, fixed=fixed, strides=strides,
+                stream=stream, kind=kind, mask=told.get("mask"))
+
+
+def borrow(array: Any, path: str = "array") -> DeviceArray:
+    """Another library's array on the GPU, without a copy.
+
+    Raises ArgumentError, DTypeError, UnsupportedError or DeviceError."""
+    told = described(array, path)
+    shape, address, kind = told["shape"], told["address"], told["kind"]
+    try:
+        dtype = supported(kind)
     except DTypeError as error:
         raise DTypeError(f"{path}: {error}") from None
-    rows = row_strides(shape, dtype.itemsize)
-    if told.get("mask") is not None or tuple(told.get("strides") or rows) != rows:
+    if kind != dtype:
+        raise DTypeError(f"{path}: the bytes are in another order than the GPU's")
+    if told["mask"] is not None or not side_by_side(told["strides"], shape, dtype):
         raise UnsupportedError(f"{path}: expected an array whose rows lie side by "
                                f"side; make a contiguous copy of it first")
-    if np.dtype(told["typestr"]) != dtype:
-        raise DTypeError(f"{path}: the bytes are in another order than the GPU's")
     home = device()
+    found = DeviceArray(home, address, shape, dtype, array, not told["fixed"])
     with home.current():
-        check_home(home, address, path)
-        if told.get("stream"):
+        check_home(found, path)
+        if told["stream"] is not None:
             home.driver.call("cuStreamSynchronize", told["stream"])
-    return DeviceArray(home, address, shape, dtype, array)
+    return found
 
 
 # %% 09_cuda.md § Arrays of others (3)
@@ -142,20 +168,35 @@ def row_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(itemsize * math.prod(shape[i + 1:]) for i in range(len(shape)))
 
 
-def check_home(home: Device, address: int, path: str) -> None:
-    """Raises DeviceError for memory of another device, or of the host."""
-    if not address:
-        return
-    kinds = home.driver.api.CUpointer_attribute
-    try:
-        number = home.driver.call(
-            "cuPointerGetAttribute",
-            kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
-    except DeviceError:
-        number = None
-    if number != home.number:
+def side_by_side(strides: tuple[int, ...] | None, shape: tuple[int, ...],
+                 dtype: np.dtype) -> bool:
+    """Is there no gap? Where there is one element, a stride means nothing."""
+    ours = row_strides(shape, dtype.itemsize)
+    return strides is None or not math.prod(shape) or all(
+        n == 1 or a == b for n, a, b in zip(shape, strides, ours))
+
+
+def check_home(array: DeviceArray, path: str) -> None:
+    """Raises DeviceError unless its first byte and its last are on our device."""
+    home, start = array.device, array.address
+    if array.size and start % array.dtype.itemsize:
+        raise DeviceError(f"{path}: its address is not a multiple of "
+                          f"{array.dtype.itemsize} bytes")
+    ends = (start, start + array.nbytes - 1) if array.size else ()
+    if any(number_at(home, end) != home.number for end in ends):
         raise DeviceError(f"{path}: its memory is not that of GPU {home.number}, "
-                          f"which runs the kernels")
+                          f"which runs the kernels, or not all of it is")
+
+
+def number_at(home: Device, address: int) -> int | None:
+    """Whose memory it is: the number of a device; None if it is no device's."""
+    if not 0 <= address < 1 << 64:
+        return None
+    kind = home.driver.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    try:
+        return home.driver.call("cuPointerGetAttribute", kind, address)
+    except DeviceError:
+        return None
 
 
 # %% 09_cuda.md § Arrays of others (4)
@@ -180,6 +221,7 @@ capsule, address, name = ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p
 for word, result, *given in (
         ("New", capsule, address, name, address),
         ("GetPointer", address, capsule, name),
+        ("IsValid", ctypes.c_int, capsule, name),
         ("SetName", ctypes.c_int, capsule, name)):
     function = getattr(capsules, f"PyCapsule_{word}")
     function.restype, function.argtypes = result, given
@@ -195,22 +237,42 @@ def delete(address: int) -> None:
     lent.pop(address, None)
 
 
-@DELETER
-def drop(capsule: int) -> None:
-    """The end of a capsule, given as a plain address since it is dying."""
-    valid, pointer = (ctypes.pythonapi[f"PyCapsule_{w}"] for w in (
-        "IsValid", "GetPointer"))
-    pointer.restype = ctypes.c_void_p
-    valid.argtypes = pointer.argtypes = ctypes.c_void_p, ctypes.c_char_p
-    if valid(capsule, NAME):
-        delete(pointer(capsule, NAME))
+def holders(entry: tuple[Any, ...]) -> int:
+    """How many refer to the capsule that an entry begins with."""
+    return sys.getrefcount(entry[0])
+
+
+ALONE = holders((object(),))  # nobody but the entry
+
+
+def sweep() -> None:
+    """Forget the tensors that nobody has taken, and nobody can take any more."""
+    for place, entry in list(lent.items()):
+        if holders(entry) <= ALONE and capsules.PyCapsule_IsValid(entry[0], NAME):
+            lent.pop(place, None)
+
+
+CLEANERS.append(sweep)
+
+
+def check_request(stream: Any, dl_device: Any, copy: bool | None, number: int
+                  ) -> None:
+    """Raises TypeError or BufferError, as the specification says."""
+    if stream is not None and type(stream) is not int:
+        raise ArgumentError(f"stream: expected an int or None, got {stream!r}")
+    if stream is not None and (stream == 0 or stream < -1):
+        raise BufferError(f"stream {stream} means nothing for CUDA")
+    if copy or dl_device not in (None, (CUDA, number)):
+        raise BufferError("an array on the GPU is lent where it is, without a "
+                          "copy; x.numpy() is a copy on the host")
 
 
 def dlpack(array: DeviceArray, *, stream: Any = None, max_version: Any = None,
            dl_device: Any = None, copy: bool | None = None) -> Any:
-    """A capsule; the array is computed, so no stream has to wait for it."""
-    if copy or dl_device not in (None, (CUDA, array.device.number)):
-        raise BufferError("an array on the GPU is lent there, and without a copy")
+    """A capsule; the array is computed, so no stream has to wait for it.
+
+    Raises ArgumentError or BufferError for what cannot be lent in that way."""
+    check_request(stream, dl_device, copy, array.device.number)
     address = lend(array)["data"][0]
     n, itemsize = array.ndim, array.dtype.itemsize
     steps = [step // itemsize for step in row_strides(array.shape, itemsize)]
@@ -220,8 +282,9 @@ def dlpack(array: DeviceArray, *, stream: Any = None, max_version: Any = None,
                     CODES[array.dtype.kind], itemsize * 8, 1, shape, strides, 0,
                     None, ctypes.cast(delete, ctypes.c_void_p))
     place = ctypes.addressof(tensor)
-    lent[place] = array, tensor, shape, strides
-    return capsules.PyCapsule_New(place, NAME, ctypes.cast(drop, ctypes.c_void_p))
+    capsule = capsules.PyCapsule_New(place, NAME, None)
+    lent[place] = capsule, array, tensor, shape, strides
+    return capsule
 
 
 DeviceArray.__dlpack__ = dlpack
@@ -253,9 +316,8 @@ def from_dlpack(array: Any, path: str = "array") -> DeviceArray:
     t = loan.tensor
     shape = tuple(t.shape[:t.ndim])
     dtype = supported(np.dtype(f"{KINDS.get(t.code, 'V')}{t.bits // 8}"))
-    size = dtype.itemsize
-    steps = tuple(step // size for step in row_strides(shape, size))
-    if t.lanes != 1 or (t.strides and tuple(t.strides[:t.ndim]) != steps):
+    steps = t.strides and tuple(dtype.itemsize * n for n in t.strides[:t.ndim])
+    if t.lanes != 1 or not side_by_side(steps or None, shape, dtype):
         raise UnsupportedError(f"{path}: expected an array whose rows lie side by "
                                f"side; make a contiguous copy of it first")
     return DeviceArray(home, (t.data or 0) + t.byte_offset, shape, dtype, loan)

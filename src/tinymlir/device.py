@@ -8,7 +8,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -86,6 +86,9 @@ class Pool:
 
 
 # %% 09_cuda.md § The device (1)
+CLEANERS: list[Callable[[], None]] = []  # who else looks for what nobody wants
+
+
 class Device:
     """A GPU, ready for work."""
 
@@ -99,8 +102,10 @@ class Device:
         self.rubbish: deque[tuple[str, Any]] = deque()
         self.uploads: dict[int, tuple[weakref.ref, Memory]] = {}
         self.driver.call("cuCtxPushCurrent", self.context)
-        self.stream = Stream(self.driver)
-        self.driver.call("cuCtxPopCurrent")
+        try:
+            self.stream = Stream(self.driver)
+        finally:
+            self.driver.call("cuCtxPopCurrent")
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -108,12 +113,20 @@ class Device:
         with self.lock:
             self.driver.call("cuCtxPushCurrent", self.context)
             try:
-                while self.rubbish:
-                    self.driver.call(*self.rubbish.popleft())
+                self.tidy()
                 yield
             finally:
                 with suppress(DeviceError):  # an error of the block comes first
                     self.driver.call("cuCtxPopCurrent")
+
+    def tidy(self) -> None:
+        """Destroy what nobody refers to, once no kernel can be using it."""
+        for clean in CLEANERS:
+            clean()
+        if self.rubbish:
+            self.stream.wait()
+        while self.rubbish:
+            self.driver.call(*self.rubbish.popleft())
 
     def later(self, owner: Any, function: str, handle: Any) -> None:
         """Call a function of the driver once the owner is gone."""

@@ -186,11 +186,14 @@ class Recording:
         driver = self.stream.driver
         if kind is not None:
             with suppress(DeviceError):
-                driver.call("cuStreamEndCapture", self.stream.handle)
+                drawn = driver.call("cuStreamEndCapture", self.stream.handle)
+                driver.call("cuGraphDestroy", drawn)
             return
         drawn = driver.call("cuStreamEndCapture", self.stream.handle)
-        self.graph = driver.call("cuGraphInstantiate", drawn, 0)
-        driver.call("cuGraphDestroy", drawn)
+        try:
+            self.graph = driver.call("cuGraphInstantiate", drawn, 0)
+        finally:
+            driver.call("cuGraphDestroy", drawn)
 
 
 # %% 09_cuda.md § A stream (3)
@@ -200,7 +203,11 @@ class Mark:
     def __init__(self, stream: Stream) -> None:
         self.driver = stream.driver
         self.handle = self.driver.call("cuEventCreate", 0)
-        self.driver.call("cuEventRecord", self.handle, stream.handle)
+        try:
+            self.driver.call("cuEventRecord", self.handle, stream.handle)
+        except DeviceError:
+            self.forget()
+            raise
 
     def __sub__(self, earlier: Mark) -> float:
         self.driver.call("cuEventSynchronize", self.handle)

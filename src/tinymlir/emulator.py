@@ -19,6 +19,7 @@ from tinymlir.plan import ALIGNMENT, Launch, Plan, Pointer
 from tinymlir.onethread import SLOTS, Emulated
 
 take, ready = compiler.take, compiler.ready
+IN_PLACE = True
 
 
 # %% 08_gpu.md § Memory (2)
@@ -49,9 +50,16 @@ class Memory:
         self.arrays = [
             on_device(known[b.kind][b.index]) if b.kind in known
             else device_array((b.nbytes,), np.uint8) for b in plan.buffers]
+        self.copies = {id(a): self.arrays[i] for a, i in zip(
+            arguments, plan.of_kind("argument"))}
 
     def address(self, pointer: Pointer) -> int:
         return self.arrays[pointer.buffer].ctypes.data + pointer.offset
+
+    def give_back(self, array: np.ndarray) -> None:
+        """Bring the numbers of an argument back, if a copy of it was changed."""
+        if self.copies[id(array)] is not array:
+            array[...] = self.copies[id(array)]
 
 
 # %% 08_gpu.md § Memory (3)
@@ -161,27 +169,30 @@ class Program:
 
     def __init__(self, graph: Graph, backwards: bool = False) -> None:
         gpu.check_chip(gpu.CHIP, graph.precision)
-        self.wanted = len(graph.results)
-        graph = gpu.prepared(graph)
         with compiler.mlir_lock, compiler.context():
             lowered = gpu.lower(graph)
             self.plan = gpu.plan_of(lowered.routine, gpu.CHIP, "")
             self.device = Device(lowered.module)
         self.captured = [node.attrs["value"] for node in graph.arrays]
+        self.in_place = graph.in_place
         self.types = [(node.shape, node.dtype) for node in graph.results]
         self.backwards = backwards
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run every step of the plan; the results are fresh arrays.
+        """Run every step of the plan; results are fresh, or in place of arguments.
 
         Raises CompileError for what a GPU would not survive: an address outside of
         its array, threads that miss a barrier."""
-        made = [device_array(*kind) for kind in self.types]
+        made = [arrays[self.in_place[i]] if i in self.in_place
+                else device_array(*kind) for i, kind in enumerate(self.types)]
         given = [a for a in (*arrays, *self.captured) if a.size]
-        memory = Memory(self.plan, given, [a for a in made if a.size])
+        memory = Memory(self.plan, given, [
+            a for i, a in enumerate(made) if a.size and i not in self.in_place])
         for launch in self.plan.launches:
             self.device.run(launch, memory, self.backwards)
-        return made[:self.wanted]
+        for i in self.in_place.values():
+            memory.give_back(arrays[i])
+        return made
 
     def bind(self, arrays: Sequence[np.ndarray | None]) -> Callable[..., list]:
         """A function of the arrays that are None here; the others are kept."""

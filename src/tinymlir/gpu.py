@@ -4,9 +4,10 @@
 """From a graph to GPU kernels and a plan (chapter 8)."""
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from mlir import ir
 from mlir.dialects import gpu
@@ -15,16 +16,19 @@ import tinymlir.columns  # noqa: F401  adds kernels
 import tinymlir.tensorcores  # noqa: F401  adds kernels
 import tinymlir.tiles  # noqa: F401  adds kernels
 from tinymlir import passes
+from tinymlir.arrays import MLIR
 from tinymlir.builder import build
 from tinymlir.calls import find
 from tinymlir.compiler import context, mlir_lock
 from tinymlir.errors import ArgumentError
-from tinymlir.expr import Expr, Op
-from tinymlir.graph import Graph, rewrite, same
+from tinymlir.expr import Op
+from tinymlir.graph import Graph
 from tinymlir.groups import MANY
 from tinymlir.kernels import UNROLL, Array
-from tinymlir.plan import ALIGNMENT, Buffer, Launch, Plan, Pointer
+from tinymlir.plan import ALIGNMENT, RULES, Buffer, Launch, Plan, Pointer
 from tinymlir.routines import Program, Routine, Run
+
+OWN: dict[Op, Callable[..., Any]] = {}  # rules for MLIR that are others on a GPU
 
 
 # %% 08_gpu.md § Memory and PTX (2)
@@ -61,9 +65,10 @@ def arrange(lives: Mapping[Array, tuple[int, int]]) -> tuple[dict[Array, int], i
 def plan_of(routine: Routine, chip: str, ptx: str) -> Plan:
     """The routine with a pointer for every array."""
     steps = routine.steps
-    outside = [*routine.takes, *routine.gives]
-    buffers = [Buffer(a.nbytes, a.kind, a.number) for a in outside]
-    number = {id(a): Pointer(i) for i, a in enumerate(outside)}
+    fresh = [a for a in routine.gives if a.kind == "result"]
+    buffers = [Buffer(a.nbytes, a.kind, i) for arrays in (routine.takes, fresh)
+               for i, a in enumerate(arrays)]
+    number = {id(a): Pointer(i) for i, a in enumerate([*routine.takes, *fresh])}
     offsets, total = arrange(lifetimes(steps))
     number |= {id(a): Pointer(len(buffers), at) for a, at in offsets.items()}
     if total:
@@ -106,42 +111,17 @@ TO_NVVM = (
     "convert-to-llvm,canonicalize,cse,reconcile-unrealized-casts)")
 
 
-def prepared(graph: Graph) -> Graph:
-    """The graph in operations that a GPU has; further results may follow its own.
-
-    Chapter 10 adds operations that write to the memory of an operand, and says how
-    to do without."""
-    later = sys.modules.get("tinymlir.updates")
-    if later is None or not needs(graph, set(later.SPELLED)):
-        return graph
-    whole = replace(graph, outputs=graph.results, donated=())
-    spelled = later.spelled_out(inlined(whole, set(later.SPELLED)))
-    return replace(spelled, precision=graph.precision)
-
-
-def needs(graph: Graph, ops: set[Op]) -> bool:
-    """Is one of the ops in the graph, or in a graph that it calls?"""
-    return any(x.op in ops or (x.op is Op.CALL and needs(x.attrs["body"], ops))
-               for x in graph.nodes)
-
-
-def inlined(graph: Graph, ops: set[Op]) -> Graph:
-    """Calls of graphs with these ops replaced by what they call."""
-    results: dict[int, list[Expr]] = {}
-
-    def visit(node: Expr, operands: tuple[Expr, ...]) -> Expr:
-        if node.op is Op.RESULT and id(node.operands[0]) in results:
-            return results[id(node.operands[0])][node.attrs["index"]]
-        if node.op is not Op.CALL or not needs(node.attrs["body"], ops):
-            return same(node, operands)
-        body = node.attrs["body"]
-        known = dict(zip(map(id, body.inputs), operands))
-        for x in body.nodes:
-            if x.op is not Op.INPUT:
-                known[id(x)] = same(x, tuple(known[id(y)] for y in x.operands))
-        results[id(node)] = [known[id(x)] for x in body.outputs]
-        return results[id(node)][0]
-    return rewrite(graph, visit)
+def built(graph: Graph) -> ir.Module:
+    """The graph as a module. What OWN has a rule for is built by that one."""
+    for name in RULES:
+        import_module(name)
+    before = dict(MLIR)
+    MLIR.update(OWN)
+    try:
+        return build(graph)
+    finally:
+        MLIR.clear()
+        MLIR.update(before)
 
 
 # %% 08_gpu.md § Memory and PTX (6)
@@ -156,7 +136,7 @@ class Lowered:
 
 def lower(graph: Graph) -> Lowered:
     """Kernels of a graph. Call it inside the context, with the lock."""
-    work = passes.Work(build(graph))
+    work = passes.Work(built(graph))
     few = len(graph.arguments) <= MANY  # MLIR's fusion knows no limit
     passes.run_stages(work, passes.CPU[:2 if few else 1], keep=True)
     with ir.Location.unknown():
@@ -200,7 +180,7 @@ def texts(graph: Graph, chip: str = CHIP) -> Mapping[str, str]:
     """Stage name -> text, in order."""
     check_chip(chip, graph.precision)
     with mlir_lock, context():
-        lowered = lower(prepared(graph))
+        lowered = lower(graph)
         ptx = to_ptx(lowered.module, chip)
     plan = plan_of(lowered.routine, chip, ptx)
     return {"graph": str(graph), **lowered.texts, "plan": listing(plan), "ptx": ptx}

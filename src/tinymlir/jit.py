@@ -205,9 +205,15 @@ class Bound:
 
 
 # %% 04_jit.md § Arguments that stay (2)
-def span(array: np.ndarray) -> tuple[int, int]:
-    """Where the memory of an array begins and ends."""
-    return array.ctypes.data, array.ctypes.data + array.nbytes
+def span(array: Any) -> tuple[int, int]:
+    """Where the memory of an array begins and ends, here or on a device."""
+    here = isinstance(array, np.ndarray)
+    start = array.ctypes.data if here else array.address
+    return start, start + array.nbytes
+
+
+def writeable(array: Any) -> bool:
+    return (array.flags if isinstance(array, np.ndarray) else array).writeable
 
 
 def check_donated(graph: Graph, arrays: Sequence[np.ndarray | None]) -> None:
@@ -218,7 +224,7 @@ def check_donated(graph: Graph, arrays: Sequence[np.ndarray | None]) -> None:
     reach = {True: (0, ""), False: (0, "")}  # donated? -> how far they go
     for (start, stop), i in sorted((span(array), i) for i, array in given):
         name, mine = graph.names[i], i in graph.donated
-        if mine and not arrays[i].flags.writeable:
+        if mine and not writeable(arrays[i]):
             raise ArgumentError(f"{name} is donated, but cannot be written to")
         for theirs in (True, False):
             end, other = reach[theirs]

@@ -138,11 +138,22 @@ class Loaded:
                 held[i] = room.address, room
         return [held[i] for i in range(len(held))]
 
-    def run(self, arrays: Sequence[Any]) -> list[Memory]:
-        """Enqueue the program; where its results will be."""
+    def run(self, arrays: Sequence[Any], changed: Sequence[int] = ()
+            ) -> list[Memory]:
+        """Enqueue the program; where its results will be. Some arguments are
+        `changed` by it."""
         held = self.hold(arrays)
         self.launch(tuple(address for address, _ in held))
+        for i in changed:
+            self.bring_back(arrays[i], held[self.inputs[i]][0])
         return [held[i][1] for i in self.plan.of_kind("result")]
+
+    def bring_back(self, array: Any, address: int) -> None:
+        """An argument that was changed, from where it was to where it belongs."""
+        if isinstance(array, np.ndarray):
+            self.home.stream.copy_out(array.ctypes.data, address, array.nbytes)
+        elif address != array.address:
+            self.home.stream.copy(array.address, address, array.nbytes)
 
     def launch(self, bases: tuple[int, ...]) -> None:
         """By a CUDA graph, from the second call with the same addresses on."""
@@ -153,8 +164,8 @@ class Loaded:
         if bases not in self.graphs:
             with Recording(self.home.stream) as drawn:
                 self.launches.enqueue(bases)
-            self.graphs[bases] = drawn
             self.home.later(drawn, "cuGraphExecDestroy", drawn.graph)
+            self.graphs[bases] = drawn
             while len(self.graphs) > GRAPHS:
                 del self.graphs[next(iter(self.graphs))]
         self.home.driver.call("cuGraphLaunch", self.graphs[bases].graph,

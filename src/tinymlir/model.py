@@ -186,9 +186,6 @@ def load_model(directory: str | Path, target: str = "cpu", fused: bool = False,
             raise UnsupportedError(
                 f"load_model: {name}={value!r} is not supported; expected "
                 f"{' or '.join(map(repr, known))}")
-    if cache and target in PLACES:
-        raise UnsupportedError(f"load_model: cache=True is not supported for "
-                               f"target={target!r}; use it without a cache")
     config, params, tokenizer = read_checkpoint(directory, cast)
     module = import_module(KINDS[fused, cache])
     return module.build(config, params, target, dtype, precision), tokenizer

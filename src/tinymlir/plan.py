@@ -10,6 +10,7 @@ import base64
 import json
 from dataclasses import asdict, dataclass
 
+RULES: list[str] = []  # modules of later chapters with more kernels
 ALIGNMENT = 256  # bytes: where buffers and temporary arrays may start
 BYTES = {"f32": 4, "f64": 8, "i32": 4, "i64": 8, "i8": 1}  # of MLIR's types
 

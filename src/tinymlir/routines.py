@@ -106,6 +106,15 @@ class Program:
 
 
 # %% 08_gpu.md § From a function to a list of launches (6)
+INTO = "bufferization.materialize_in_destination"
+
+
+def readers(value: ir.Value) -> list[ir.Operation]:
+    """Who reads a tensor; who overwrites it does not."""
+    return [use.owner.operation for use in value.uses
+            if use.owner.operation.name != INTO or use.operand_number == 0]
+
+
 class Walker:
     """Turns a function on tensors into a Routine."""
 
@@ -121,6 +130,11 @@ class Walker:
                  for i, v in enumerate(block.arguments)]
         for i, value in enumerate(self.returned):
             self.results.setdefault(value, i)
+        self.goals = {op.operands[1]: self.places[op.operands[1]]
+                      for op in self.partition.operations if op.name == INTO}
+        self.free = set(self.goals)  # tensors whose memory may be changed
+        for value in self.goals:
+            self.keep_old(value)
         for unit in self.partition:
             self.add(unit)
         gives = [self.given(i, value) for i, value in enumerate(self.returned)]
@@ -195,6 +209,25 @@ class Walker:
             kind = "copy" if isinstance(source, Place) else "fill"
             self.run(copy_kernel(shape, source, target), kind)
 
+    def keep_old(self, value: ir.Value) -> None:
+        """Several who read an argument that will be overwritten read a copy."""
+        if len(readers(value)) > 1:
+            self.free.remove(value)
+            new = self.fresh(value)
+            built = copy_kernel(shape_of(value), self.goals[value], new)
+            self.run(built, "copy")
+
+    def changed(self, value: ir.Value, result: ir.Value) -> Place:
+        """Where a tensor is turned into another: where it is, if nobody else
+        reads it."""
+        if value in self.free and len(readers(value)) == 1:
+            self.places[result] = self.places[value]
+        else:
+            self.place(value)
+            self.copy(value, self.fresh(result))
+        self.free.add(result)
+        return self.places[result]
+
     def dense(self, value: ir.Value) -> Place:
         """A place at the start of an array, without gaps; copies if it has to."""
         place, shape = self.place(value), shape_of(value)
@@ -207,6 +240,9 @@ class Walker:
 
     def given(self, i: int, value: ir.Value) -> Array:
         """The array of a result; a value that is somewhere else is copied."""
+        maker = made_by(value)
+        if maker and maker.name == INTO and self.results[value] == i:
+            return self.goals[maker.operands[1]].array
         place, shape = self.place(value), shape_of(value)
         own = (place.array.kind, place.array.number) == ("result", i)
         if own and place == Place(place.array, 0, dense(shape)):
@@ -290,13 +326,26 @@ def insert(w: Walker, op: ir.Operation) -> None:
 
 
 # %% 08_gpu.md § Views (4)
+@rule(RULES, INTO)
+def into_argument(w: Walker, op: ir.Operation) -> None:
+    """The numbers of a tensor, in the array of an argument."""
+    value, target = op.operands
+    w.place(value)
+    w.copy(value, w.goals[target])
+    w.places[op.results[0]] = w.goals[target]
+
+
+# %% 08_gpu.md § Views (5)
 @rule(RULES, "func.call")
 def call(w: Walker, op: ir.Operation) -> None:
     """The steps of the function, on the arrays of this call."""
     routine = w.program.routine(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
-    given = [w.dense(v).array for v in op.operands]
-    given += [w.fresh(v).array for v in op.results]
-    known = {id(a): b for a, b in zip((*routine.takes, *routine.gives), given)}
+    takes = dict(zip(map(id, routine.takes), op.operands))
+    known = {key: w.dense(v).array for key, v in takes.items()}
+    for value, array in zip(op.results, routine.gives):
+        given = takes.get(id(array))
+        place = w.changed(given, value) if given else w.fresh(value)
+        known[id(array)] = place.array
 
     def own(array: Array) -> Array:
         """The array in this call: temporary ones are new each time."""

@@ -121,6 +121,24 @@ class Kernels:
                     f"{self.directory}: its kernels are for {key} "
                     f"{self.manifest.get(key)}, expected {value}; {AGAIN}")
 
+    def rows(self, n: int) -> int:
+        """How many rows are computed for a text of n tokens."""
+        if not (self.manifest["fused"] or self.manifest["cache"]):
+            return n
+        return min(1 << (n - 1).bit_length(), self.manifest["model"]["context"])
+
+    def check_lengths(self, start: int, tokens: int) -> None:
+        """Raises KernelsError if there are none for a text on its way."""
+        saved = {self.rows(n) for n in self.manifest.get("lengths", ())}
+        steps = min(tokens, 1) if self.manifest["cache"] else tokens
+        if {self.rows(n) for n in range(start, start + steps)} <= saved:
+            return
+        last = start + max(steps, 1) - 1
+        raise KernelsError(
+            f"{self.directory}: no kernels for {tokens} tokens after a prompt of "
+            f"{start}; write it again with `tinymlir compile --gpu --lengths "
+            f"{start}-{last}`, and the other options as they are here")
+
 
 # %% 09_cuda.md § Kernels in a folder (4)
 def read_kernels(directory: Path, anyone: bool = False) -> Kernels:
@@ -149,16 +167,18 @@ def read_kernels(directory: Path, anyone: bool = False) -> Kernels:
 
 
 def purpose_of(config: Any, fused: bool, dtype: str | None = None,
-               precision: str = "float32") -> dict[str, Any]:
+               cache: bool = False, precision: str = "float32") -> dict[str, Any]:
     """What a manifest says about the model, as JSON gives it back."""
     sizes = asdict(config)
     for key in ("end", "vocabulary"):  # of no consequence; found in the graph
         del sizes[key]
-    return {"model": sizes, "fused": fused, "dtype": dtype, "precision": precision}
+    return {"model": sizes, "fused": fused, "dtype": dtype, "cache": cache,
+            "precision": precision}
 
 
-def use_kernels(directory: Path, **purpose: Any) -> None:
+def use_kernels(directory: Path, **purpose: Any) -> Kernels:
     """From now on every plan comes from this folder. Raises KernelsError."""
     kernels = read_kernels(Path(directory))
     kernels.check(**purpose)
     cuda.settings.find = kernels.find
+    return kernels

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tinymlir import compiler
+from tinymlir import compiler, plan
 from tinymlir.errors import (
     DTypeError, OutOfRangeError, ShapeError, UnsupportedError)
 from tinymlir.explain import FLOPS
@@ -20,6 +20,7 @@ from tinymlir.jit import ELSEWHERE
 from tinymlir.numpy_api import astype
 
 compiler.RULES.append("tinymlir.updates_mlir")
+plan.RULES.append("tinymlir.updates_gpu")
 Array = Any  # an np.ndarray, or a traced value in its place
 
 
