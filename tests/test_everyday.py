@@ -2,6 +2,7 @@
 import contextlib
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -129,11 +130,14 @@ class Terminal:
             os.execv(command[0], command)
         self.seen = b""
 
-    def until(self, text, seconds=120):
+    def until(self, text, again=b"", seconds=120):
+        """What comes before this text; `again` is typed until it comes."""
         end = time.monotonic() + seconds
         while text not in self.seen:
             assert time.monotonic() < end, self.seen
-            if select.select([self.fd], [], [], 1)[0]:
+            if not select.select([self.fd], [], [], 1)[0]:
+                self.type(again)
+            else:
                 try:
                     self.seen += os.read(self.fd, 4096)
                 except OSError:  # the other side has gone
@@ -171,8 +175,65 @@ def test_on_a_terminal():
     assert 0 < int(terminal.until(b" tokens")) < 200
     terminal.until(b"> ")
     terminal.type(b"\x03")  # a line that was not meant
-    terminal.until(b"> ")
+    terminal.until(b"> ", again=b"\x03")  # a key just when the prompt appears can be lost
     assert terminal.status() == 0
+
+
+# ---------------------------------------------------------------- patience
+
+SLOW = """
+import sys, time
+from tinymlir import cli, progress
+from tinymlir.jit import Compiled
+progress.Progress.__init__.__defaults__ = (2.0, 0.2)
+compile_ = Compiled.__post_init__
+Compiled.__post_init__ = lambda self: (time.sleep(float(sys.argv[1])), compile_(self))
+sys.exit(cli.main(sys.argv[2:]))
+"""
+SLOWLY = [sys.executable, "-c", SLOW]
+GENERATE = ["generate", "Once", "--tokens", "1", "--cache"]
+
+
+def test_long_compilations_are_told_on_a_terminal():
+    terminal = Terminal(*SLOWLY, "3.5", *GENERATE)
+    before = terminal.until(b"[compiling ")
+    assert before.endswith(b"\x1b7") and b" s]" not in before
+    told = terminal.until(b" upon")
+    assert re.match(rb"step, \d+ s\]", told) and told.rstrip().endswith(b"\x1b8\x1b[J")
+
+
+def test_short_ones_are_not():
+    import io
+
+    from tinymlir.progress import Progress
+    screen = io.StringIO()
+    with Progress(screen, after=600)("something"):
+        time.sleep(0.05)
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("words", [GENERATE, ["emit", "gelu"], ["verify", "--tokens", "1"]])
+def test_a_pipe_is_not_told(words):
+    done = subprocess.run([*SLOWLY, "2.5", *words], capture_output=True, timeout=600, check=False)
+    assert done.returncode == 0 and b"compiling" not in done.stderr + done.stdout
+
+
+def test_side_by_side_the_last_one_is_told():
+    import io
+
+    from tinymlir.progress import BACK, SAVE, Progress
+    screen = io.StringIO()
+    watch = Progress(screen, after=0, every=0.01)
+    with watch("outer"):
+        with watch("inner"):
+            while "inner" not in screen.getvalue():
+                time.sleep(0.01)
+        assert screen.getvalue().endswith(BACK)
+        seen = len(screen.getvalue())
+        while "outer" not in screen.getvalue()[seen:]:
+            time.sleep(0.01)
+    assert screen.getvalue().endswith(BACK) and watch.tasks == []
+    assert screen.getvalue().count(SAVE) == screen.getvalue().count(BACK)
 
 
 # ---------------------------------------------------------------- doctor

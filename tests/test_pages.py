@@ -160,3 +160,53 @@ def test_mathjax_keeps_the_letters_that_pages_use():
     used = [p.name for p in (ROOT / "notebooks").glob("*.md")
             if re.search(r"\\math(cal|frak|scr|bb)\b", p.read_text())]
     assert used == []  # add its letters to KEPT first
+
+
+# ---------------------------------------------------------------- launch buttons
+
+def built_with(address, folder):
+    """The page of a notebook, and another page, of a book whose setting is this address."""
+    import nbformat
+    from sphinx.application import Sphinx
+    (folder / "notebooks").mkdir()
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# One\n\nText.")])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3",
+                                       "language": "python"}
+    nbformat.write(notebook, folder / "notebooks/one.ipynb")
+    (folder / "index.md").write_text("# Book\n\n```{launch-setup}\n```\n\n"
+                                     "```{toctree}\nnotebooks/one\n```\n")
+    app = Sphinx(folder, None, folder / "out", folder / "trees", "html", status=None,
+                 confoverrides={
+                     "extensions": ["myst_nb", "launch"], "html_theme": "sphinx_book_theme",
+                     "nb_execution_mode": "off", "tinymlir_repository": address})
+    app.build()
+    return [(folder / "out" / p).read_text() for p in ("notebooks/one.html", "index.html")]
+
+
+@pytest.mark.parametrize("ending", ["", ".git", "/", ".git/"])
+def test_one_setting_makes_the_launch_buttons(tmp_path, ending):
+    chapter, first = built_with("https://github.com/who/what" + ending, tmp_path)
+    links = re.findall(r'href="(https://[^"]*)"', chapter)
+    assert ("https://colab.research.google.com/github/who/what/blob/main/notebooks/one.ipynb"
+            in links)
+    assert ("https://mybinder.org/v2/gh/who/what/main?urlpath=lab/tree/notebooks/one.ipynb"
+            in links)
+    cell = "%pip install -q git+https://github.com/who/what"
+    assert f"<code>{cell}</code>" in chapter and chapter.count("tm-setup") == 1
+    assert cell in re.sub(r"<[^>]*>", "", first) and "tm-setup" not in first
+
+
+def test_without_the_setting_nobody_is_sent_anywhere(tmp_path):
+    chapter, first = built_with("", tmp_path)
+    assert "colab" not in chapter and "mybinder" not in chapter and "tm-setup" not in chapter
+    assert "git+ADDRESS-OF-THE-REPOSITORY" in re.sub(r"<[^>]*>", "", first)
+
+
+def test_binder_installs_what_a_chapter_needs():
+    import tomllib
+    wanted = (ROOT / ".binder/requirements.txt").read_text().split()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert wanted == [".[test]"] and "test" in project["optional-dependencies"]
+    release = tuple(map(int, (ROOT / ".binder/runtime.txt").read_text().strip()
+                        .removeprefix("python-").split(".")))
+    assert release >= tuple(map(int, project["requires-python"].removeprefix(">=").split(".")))

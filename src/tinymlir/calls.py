@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from mlir import ir
 from mlir.dialects import arith, func, llvm, memref
 
+from tinymlir.library import in_parallel
 from tinymlir.scalars import index
-from tinymlir.schedule import Kernel, in_parallel, panel_depth
+from tinymlir.schedule import Kernel, panel_depth
 
 
 def find(module: ir.Module, *names: str) -> list[ir.Operation]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinymlir.cli import at_least, choice, chosen_model, command, tell
+from tinymlir.cli import (
+    add_sampling, at_least, choice, chosen_model, command, tell)
 from tinymlir.errors import GenerationError, TinymlirError
 
 
@@ -129,7 +130,4 @@ def add_chat(sub: Any) -> None:
         help="a checkpoint (./model if there is one, else the bundled one)")
     add("--dtype", choices=["float32"], help="compute everything in it")
     add("--cast", action="store_true", help="take weights of 16 bits, as float32")
-    add("--temperature", type=at_least(float, 0, strict=True), metavar="T",
-        help="throw dice instead of taking the best token; below 1 is tamer")
-    add("--top-k", type=at_least(int, 1), metavar="K", help="of the K best tokens")
-    add("--seed", type=at_least(int, 0), metavar="S", help="of the dice (0)")
+    add_sampling(add)

@@ -225,6 +225,22 @@ def read_params(directory: Path, config: Config, cast: bool = False) -> Params:
     return Params(words, t["wpe.weight"], blocks, last)
 
 
+# %% 05_gpt2.md § The weights (5)
+BUNDLED = Path(__file__).parent / "checkpoints" / "tales"
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Are the files there, the weights whole or in parts?"""
+    config, whole, tokenizer = ((directory / name).is_file() for name in FILES)
+    return config and tokenizer and (whole or (directory / PARTS).is_file())
+
+
+def default_directory() -> Path:
+    """./model if it holds a checkpoint, else the model that comes with tinymlir."""
+    here = Path("model")
+    return here if is_checkpoint(here) else BUNDLED
+
+
 # %% 05_gpt2.md § The vocabulary (1)
 MISFIT = "use the tokenizer.json that belongs to the weights"
 TRIAL = "".join(map(chr, [  # every first byte of UTF-8, and every later one
@@ -289,19 +305,3 @@ def read_checkpoint(directory: str | Path, cast: bool = False) -> Checkpoint:
     check_end(config_path, config.end, tokens)
     return Checkpoint(replace(config, vocabulary=tokens),
                       params._replace(words=params.words[:tokens]), tokenizer)
-
-
-# %% 05_gpt2.md § The vocabulary (4)
-BUNDLED = Path(__file__).parent / "checkpoints" / "tales"
-
-
-def is_checkpoint(directory: Path) -> bool:
-    """Are the files there, the weights whole or in parts?"""
-    config, whole, tokenizer = ((directory / name).is_file() for name in FILES)
-    return config and tokenizer and (whole or (directory / PARTS).is_file())
-
-
-def default_directory() -> Path:
-    """./model if it holds a checkpoint, else the model that comes with tinymlir."""
-    here = Path("model")
-    return here if is_checkpoint(here) else BUNDLED

@@ -8,8 +8,9 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,12 @@ def at_least(kind: type, low: float, strict: bool = False) -> Callable[[str], An
     return read
 
 
-# %% 05_gpt2.md § The command (2)
+# %% 05_gpt2.md § The subcommands (1)
+def tell(kind: str, what: object) -> None:
+    """One line on standard error."""
+    print(f"{kind}: {' '.join(str(what).split())}", file=sys.stderr, flush=True)
+
+
 def target_of(args: argparse.Namespace, directory: Path) -> str:
     """Where to run the model; refuses at once if that cannot be."""
     if args.kernels and not args.gpu:
@@ -75,7 +81,7 @@ def run_generate(args: argparse.Namespace) -> None:
     print(flush=True)
 
 
-# %% 05_gpt2.md § The command (3)
+# %% 05_gpt2.md § The subcommands (2)
 def choice(args: argparse.Namespace) -> Callable[..., int]:
     """How the next token is chosen: the best one, or by throwing dice."""
     from tinymlir.model import greedy, sampler
@@ -86,7 +92,14 @@ def choice(args: argparse.Namespace) -> Callable[..., int]:
     return greedy
 
 
-# %% 05_gpt2.md § The command (4)
+# %% 05_gpt2.md § The subcommands (3)
+def expected(got: str, known: Iterable[str]) -> str:
+    """What to say of a word that is none of those known: the nearest one first."""
+    near = get_close_matches(got, list(known), 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{got}: {hint}expected one of {', '.join(known)}"
+
+
 def run_emit(args: argparse.Namespace) -> None:
     """Print a stage of an example's compilation, or how two stages differ."""
     from tinymlir.ops import EXAMPLES
@@ -95,12 +108,11 @@ def run_emit(args: argparse.Namespace) -> None:
             print(name.ljust(22), example.function.__doc__)
         return
     if args.name not in EXAMPLES:
-        names = ", ".join(EXAMPLES)
-        args.parser.error(f"{args.name or 'no name'}: expected one of {names}")
+        args.parser.error(expected(args.name or "no name", EXAMPLES))
     print(listing(args, EXAMPLES[args.name]), flush=True)
 
 
-# %% 05_gpt2.md § The command (5)
+# %% 05_gpt2.md § The subcommands (4)
 def stages_of(args: argparse.Namespace, example: Any) -> Any:
     """Stage name -> text, for this processor or for a GPU."""
     from tinymlir.jit import jit
@@ -119,14 +131,14 @@ def listing(args: argparse.Namespace, example: Any) -> str:
     asked = args.diff or (list(stages) if args.stage == "all" else [args.stage])
     for stage in asked:
         if stage not in stages:
-            args.parser.error(f"{stage}: expected all, {', '.join(stages)}")
+            args.parser.error(expected(stage, ["all", *stages]))
     if args.diff:
         return str(diff(*(stages[stage] for stage in asked)))
     heads = "==== {}\n{}\n" if args.stage == "all" else "{1}"
     return "\n".join(heads.format(s, str(stages[s]).rstrip()) for s in asked)
 
 
-# %% 05_gpt2.md § The command (6)
+# %% 05_gpt2.md § The subcommands (5)
 def run_fetch(args: argparse.Namespace) -> None:
     """Download GPT-2 (550 MB) into a folder; if interrupted, run it again."""
     from tinymlir.fetch import fetch
@@ -135,7 +147,7 @@ def run_fetch(args: argparse.Namespace) -> None:
           f"{config.vocabulary:,} tokens", file=sys.stderr)
 
 
-# %% 05_gpt2.md § The command (7)
+# %% 05_gpt2.md § The subcommands (6)
 def run_verify(args: argparse.Namespace) -> int:
     """Compare every residual with a reference's; status 1 if one differs."""
     from tinymlir.blame import blame
@@ -158,7 +170,7 @@ def run_verify(args: argparse.Namespace) -> int:
     return int(not report.ok)
 
 
-# %% 05_gpt2.md § The command (8)
+# %% 05_gpt2.md § The subcommands (7)
 def command(sub: Any, name: str, function: Callable[..., int | None]) -> Callable:
     """A new subcommand; returns what adds arguments to it."""
     text = function.__doc__
@@ -201,13 +213,17 @@ def add_generate(sub: Any) -> None:
         help="how many tokens to add (10)")
     add_model(add)
     add("--stop", action="store_true", help="end where the model ends the text")
+    add_sampling(add)
+
+
+def add_sampling(add: Callable) -> None:
     add("--temperature", type=at_least(float, 0, strict=True), metavar="T",
         help="throw dice instead of taking the best token; below 1 is tamer")
     add("--top-k", type=at_least(int, 1), metavar="K", help="of the K best tokens")
     add("--seed", type=at_least(int, 0), metavar="S", help="of the dice (0)")
 
 
-# %% 05_gpt2.md § The command (9)
+# %% 05_gpt2.md § The subcommands (8)
 def add_emit(sub: Any) -> None:
     add = command(sub, "emit", run_emit)
     add("name", nargs="?", help="an example; --list names them")
@@ -259,19 +275,16 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-# %% 05_gpt2.md § The command (10)
-def tell(kind: str, what: object) -> None:
-    """One line on standard error."""
-    print(f"{kind}: {' '.join(str(what).split())}", file=sys.stderr, flush=True)
-
-
+# %% 05_gpt2.md § The subcommands (9)
 def main(argv: list[str] | None = None) -> int:
     """Obey a command line; the exit status is 0, 1 for refused or 2 for usage."""
+    from tinymlir.progress import progress
     args = make_parser().parse_args(argv)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda what, *where: tell("warning", what)
-            return args.function(args) or 0
+            with progress():
+                return args.function(args) or 0
     except BrokenPipeError:  # nobody reads on; what is in the buffer goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

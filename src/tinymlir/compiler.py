@@ -39,18 +39,23 @@ def context() -> Any:
     return shared
 
 
+def begin(graph: Graph) -> Any:
+    """The work record of a graph, before its first step; in the context."""
+    from tinymlir import passes
+    from tinymlir.builder import build
+    for name in RULES:
+        import_module(name)
+    place = {id(x): i for i, x in enumerate(graph.arguments)}
+    return passes.Work(
+        build(graph), native.host().vector_bits, threads.count() > 1,
+        tuple(place[id(graph.inputs[i])] for i in graph.in_place.values()))
+
+
 def lower(graph: Graph, keep: bool = False) -> tuple[str, Any]:
     """LLVM's text for a graph, and the work record of its stages."""
     with mlir_lock, context():
         from tinymlir import passes
-        from tinymlir.builder import build
-        for name in RULES:
-            import_module(name)
-        place = {id(x): i for i, x in enumerate(graph.arguments)}
-        work = passes.Work(
-            build(graph), native.host().vector_bits, threads.count() > 1,
-            tuple(place[id(graph.inputs[i])] for i in graph.in_place.values()))
-        passes.run_stages(work, passes.CPU, keep)
+        work = passes.run_stages(begin(graph), passes.CPU, keep)
         return passes.to_llvm(work.module), work
 
 
@@ -59,7 +64,8 @@ def compiled_library(fields: tuple) -> bytes:
     """The object file of one of the matrix products of chapter 3."""
     with mlir_lock, context():
         from tinymlir import passes
-        from tinymlir.schedule import Kernel, library
+        from tinymlir.library import library
+        from tinymlir.schedule import Kernel
         module = library(Kernel(*fields))
         passes.run_pipeline(module, passes.LOWER_LIBRARY)
         text = passes.to_llvm(module)
@@ -161,6 +167,13 @@ def texts(graph: Graph) -> Mapping[str, str]:
 
 
 # %% 04_jit.md § Memory (1)
+def ready(array: Any, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    """Is it an array of this kind that native code can read where it lies?"""
+    return (type(array) is np.ndarray and array.shape == shape
+            and array.dtype == dtype and array.flags.c_contiguous
+            and array.flags.aligned)
+
+
 def take(array: Any, path: str) -> np.ndarray:
     """The array as plain memory. Raises DTypeError or UnsupportedError."""
     if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
@@ -181,13 +194,6 @@ def merged(kept: Sequence[Any], rest: Iterable[Any]) -> list[Any]:
     """The arrays that are kept, and the others in the places of None."""
     others = iter(rest)
     return [next(others) if array is None else array for array in kept]
-
-
-def ready(array: Any, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-    """Is it an array of this kind that native code can read where it lies?"""
-    return (type(array) is np.ndarray and array.shape == shape
-            and array.dtype == dtype and array.flags.c_contiguous
-            and array.flags.aligned)
 
 
 class Native:

@@ -1,13 +1,12 @@
 # Tangled from notebooks/04_jit.md: edit the chapter, not this file.
 
-# %% 04_jit.md § Memory (1)
+# %% 04_jit.md § Targets (1)
 """jit: compile a NumPy function for the arrays it is called with (chapter 4)."""
 from __future__ import annotations
 
 import functools
 import importlib
 import threading
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from tinymlir.compiler import merged
+from tinymlir.donated import check_donated, check_rest, span
 from tinymlir.errors import ArgumentError, OutOfRangeError, translated
 from tinymlir.expr import Expr, Source, TensorType
 from tinymlir.graph import BOUNDS, Graph, parameter_names, trace
 from tinymlir.pytree import LEAF, Structure, children, flatten_all, freeze
 from tinymlir.rewrites import improve, narrow
+from tinymlir.watch import watched
 
 TARGETS = {  # name -> the module that has take, ready, load and texts
     "cpu": "tinymlir.compiler",
@@ -152,7 +153,8 @@ class Compiled:
     @cached_property
     def stages(self) -> Mapping[str, str]:
         """The text of every stage, from `graph` to machine code."""
-        return self.module.texts(self.graph)
+        with watched(self.graph.name):
+            return self.module.texts(self.graph)
 
 
 # %% 04_jit.md § A compiled function (4)
@@ -204,46 +206,6 @@ class Bound:
         return Bound(self.compiled, self.given | taken)
 
 
-# %% 04_jit.md § Arguments that stay (2)
-def span(array: Any) -> tuple[int, int]:
-    """Where the memory of an array begins and ends, here or on a device."""
-    here = isinstance(array, np.ndarray)
-    start = array.ctypes.data if here else array.address
-    return start, start + array.nbytes
-
-
-def writeable(array: Any) -> bool:
-    return (array.flags if isinstance(array, np.ndarray) else array).writeable
-
-
-def check_donated(graph: Graph, arrays: Sequence[np.ndarray | None]) -> None:
-    """Raise ArgumentError if a donated array must not be overwritten."""
-    if not graph.donated:
-        return
-    given = [(i, a) for i, a in enumerate(arrays) if a is not None and a.size]
-    reach = {True: (0, ""), False: (0, "")}  # donated? -> how far they go
-    for (start, stop), i in sorted((span(array), i) for i, array in given):
-        name, mine = graph.names[i], i in graph.donated
-        if mine and not writeable(arrays[i]):
-            raise ArgumentError(f"{name} is donated, but cannot be written to")
-        for theirs in (True, False):
-            end, other = reach[theirs]
-            if (mine or theirs) and start < end:
-                raise ArgumentError(f"{name} and {other} share memory, and one of "
-                                    f"them is donated; pass a copy")
-        reach[mine] = max(reach[mine], (stop, name))
-
-
-def check_rest(donated: Sequence[tuple[int, int]], arrays: Sequence[np.ndarray]
-               ) -> None:
-    """The same for what comes later, given where the donated arrays are."""
-    for start, stop in map(span, arrays):
-        before = bisect_left(donated, (stop, 0))
-        if before and donated[before - 1][1] > start:
-            raise ArgumentError("an argument lies in the memory of a donated one; "
-                                "pass a copy")
-
-
 # %% 04_jit.md § Specialisation (1)
 def donated(graph: Graph, chosen: Sequence[str], names: Sequence[str],
             structures: Sequence[Structure], target: str) -> Graph:
@@ -268,6 +230,16 @@ def in_place(target: str) -> bool:
 
 DTYPES = {None: (improve,), "float32": (narrow, improve)}  # -> rewrites
 PRECISIONS = {"float32": TARGETS, "tf32": ("emulator", "gpu")}  # -> who has it
+
+
+def add_hint(error: BaseException, names: Sequence[str],
+             structures: Sequence[Structure]) -> None:
+    """A note for who passed a list of numbers, which is static, for an array."""
+    empty = [(name, s.kind.__name__) for name, s in zip(names, structures)
+             if s.parts and not count(s)]
+    for name, kind in empty if isinstance(error, TypeError) else ():
+        error.add_note(f"`{name}` is a {kind} without an array in it; "
+                       f"pass np.asarray({name})")
 
 
 def frozen(static: dict[str, Any]) -> tuple:
@@ -360,7 +332,10 @@ class Jitted:
         with gate:  # two threads with the same key compile once
             with self.lock:
                 found = self.cache.get(key)
-            return found or self.specialise(key, args, static, names, structures)
+            if found:
+                return found
+            with watched(getattr(self, "__name__", "a function")):
+                return self.specialise(key, args, static, names, structures)
 
     def specialise(self, key, args, static, names, structures) -> Compiled:
         """Trace and compile; what the cache drops for it is least recently used."""
@@ -373,8 +348,9 @@ class Jitted:
             graph = replace(graph, precision=self.precision)
             compiled = Compiled(graph, names, structures, result, self.target,
                                 key[-1])
-        except BaseException:
+        except BaseException as error:
             self.gates.pop(key, None)
+            add_hint(error, names, structures)
             raise
         with self.lock:  # in the cache before the gate opens
             self.cache[key] = self.last = compiled
