@@ -599,7 +599,7 @@ def test_rows_of_a_buffer_are_written_and_attended_to():
 
     ours = jit(step, target="emulator")(buffer, rows, queries, np.array(5))
     for one, other in zip(ours, step(buffer, rows, queries, 5)):
-        np.testing.assert_allclose(one, other, rtol=1e-14)
+        np.testing.assert_allclose(one, other, rtol=1e-14, atol=1e-15)
     with pytest.raises(IndexError, match="7 is out of bounds"):
         jit(step, target="emulator")(buffer, rows, queries, np.array(7))
 

@@ -119,3 +119,15 @@ print(float(jit(lambda x: np.sqrt(x) + 1)(np.array(4.0))))
         done = subprocess.run([sys.executable, "-c", code], text=True, env=env,
                               capture_output=True)
         assert done.stdout.strip() == result, done.stderr
+
+
+def test_every_module_that_makes_code_is_part_of_the_key(tmp_path):
+    """What is imported to compile, and not to load what was compiled, decides the code."""
+    code = ("import sys, numpy as np\nfrom tinymlir import jit\n"
+            "x = np.ones((2, 40, 40))\njit(lambda x: np.exp(x @ x) @ np.tanh(x))(x)\n"
+            "print(*(n.split('.')[1] for n in sys.modules if n.startswith('tinymlir.')))")
+    env = {**os.environ, "TINYMLIR_CACHE": str(tmp_path)}
+    cold, warm = (set(subprocess.run([sys.executable, "-c", code], env=env, text=True,
+                                     capture_output=True, check=True).stdout.split())
+                  for _ in range(2))
+    assert {"bands", "schedule", "passes"} <= cold - warm <= set(store.SOURCES)

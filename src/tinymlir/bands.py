@@ -170,6 +170,7 @@ class Cutter:
         return subview(source, offsets, sizes)
 
 
+# %% 03_passes.md § Bands (5)
 def subview(source: ir.Value, offsets: list, sizes: list) -> ir.Value:
     """A part of a buffer; offsets and sizes are numbers or values."""
     kind, unknown = ir.MemRefType(source.type), ir.ShapedType.get_dynamic_size()
@@ -185,33 +186,34 @@ def subview(source: ir.Value, offsets: list, sizes: list) -> ir.Value:
         [1] * len(shape)).result
 
 
+def copy_steps(band: Band, own: list[ir.Value], cutter: Cutter) -> None:
+    """The steps on one band, with buffers for what nobody else looks at."""
+    for buffer in own:
+        cutter.allocate(buffer)
+    for step in band.steps:
+        views = [cutter.view(x, m) if isinstance(x.type, ir.MemRefType) else x
+                 for x, m in zip(step.op.operands, step.maps())]
+        copy = step.op.clone()
+        for i, view in enumerate(views):
+            copy.operands[i] = view
+    for buffer in cutter.local.values():
+        memref.dealloc(buffer)
+
+
 def cut(band: Band, rows: int, own: list[ir.Value]) -> None:
     """The steps of a band as one loop over bands, in the place of the last."""
     last, (stack, total) = band.steps[-1].op, band.size
     with ir.InsertionPoint(last), ir.Location.unknown():
-        ends = index(stack), index(total)
-        _, (which, first), end = parallel((index(0),) * 2, ends,
-                                          (index(1), index(rows)))
+        upper, step = (index(stack), index(total)), (index(1), index(rows))
+        _, (which, first), end = parallel((index(0), index(0)), upper, step)
     with ir.InsertionPoint(end), ir.Location.unknown():
-        left = arith.subi(ends[1], first)
-        count = rows if total % rows == 0 else arith.minui(index(rows), left)
-        cutter = Cutter(which, first, count, rows)
-        for buffer in own:
-            cutter.allocate(buffer)
-        for step in band.steps:
-            views = [cutter.view(x, m) if isinstance(x.type, ir.MemRefType) else x
-                     for x, m in zip(step.op.operands, step.maps())]
-            copy = step.op.clone()
-            for i, view in enumerate(views):
-                copy.operands[i] = view
-        for buffer in cutter.local.values():
-            memref.dealloc(buffer)
-    for step in band.steps:
-        step.op.erase()
-    for buffer in own:
-        for use in list(buffer.uses):  # where it was freed
-            use.owner.erase()
-        buffer.owner.erase()
+        left = arith.subi(upper[1], first)
+        count = rows if total % rows == 0 else arith.minui(step[1], left)
+        copy_steps(band, own, Cutter(which, first, count, rows))
+    freed = [use.owner for buffer in own for use in buffer.uses
+             if use.owner.name == "memref.dealloc"]
+    for op in (*(x.op for x in band.steps), *freed, *(x.owner for x in own)):
+        op.erase()
 
 
 def cut_bands(module: ir.Module) -> None:
