@@ -162,3 +162,12 @@ def test_bands_on_threads_and_in_a_loop_over_many_sizes():
             q, k, v = (numbers(4, n, 3) for _ in range(3))
             np.testing.assert_allclose(function(q, k, v), attention(q, k, v), rtol=1e-11,
                                        atol=1e-13)
+
+
+@pytest.mark.parametrize("heads, n", [(1, 64), (1, 9), (3, 40), (3, 41), (17, 16), (40, 21)])
+def test_every_stage_is_a_valid_module(heads, n):
+    """Printed stages are verified, compiled ones are not."""
+    q, k, v = (numbers(heads, n, 4) for _ in range(3))
+    with limits(1, 1 << 10):
+        stages = jit(attention).compile(q, k, v).stages
+    assert "llvm.call @matmul" in stages["lowered"] and "define" in stages["llvm"]

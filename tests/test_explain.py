@@ -116,6 +116,18 @@ def test_attention():
     assert weights.read >= h * n * n * 8 + n * n * 8 and weights.types == ("f64",)
 
 
+def test_scores_in_bands_cost_no_bytes():
+    heads, n, size = 4, 512, 16
+    q = np.ones((heads, n, size), np.float32)
+    whole = heads * n * size * 4
+    found = costs(jit(lambda q, k, v: np.tanh(q @ k.transpose(0, 2, 1)) @ v)
+                  .compile(q, q, q).graph)
+    assert [(x.read, x.written) for x in found] == [(2 * whole, 0), (0, 0), (whole, whole)]
+    assert found[0].flops == found[2].flops == 2 * heads * n * n * size
+    assert found[1].types == ("f32",) and found[1].intensity == float("inf")
+    assert Roof(1, 1, 1).limit(found[1]) == "arithmetic"
+
+
 def test_repeated_blocks_are_counted_as_often_as_they_run():
     model, tokenizer = load_model(BUNDLED, fused=True, dtype="float32")
     from tinymlir.fused import padded

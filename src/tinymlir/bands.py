@@ -14,6 +14,7 @@ from mlir.dialects import arith, memref
 from tinymlir.calls import PRODUCTS, find
 from tinymlir.loops import HARMLESS, inside, parallel, root
 from tinymlir.scalars import index
+from tinymlir.schedule import loop_over
 
 STEPS = ("linalg.generic", "linalg.fill", *PRODUCTS)
 CUT = (0, 1)  # the loops that are cut: matrices of a stack, rows of a matrix
@@ -115,6 +116,7 @@ def bands(block: ir.Block) -> Iterator[Band]:
 # %% 03_passes.md § Bands (3)
 LARGE = 1 << 20  # bytes between the products: less stays in a cache anyway
 HOLDS = 3 << 18  # bytes of a band: most of a second-level cache
+SHARES = 16  # at least so many for the threads to share, if there are so many bands
 
 
 def bytes_of(buffer: ir.Value) -> int:
@@ -201,15 +203,18 @@ def copy_steps(band: Band, own: list[ir.Value], cutter: Cutter) -> None:
 
 
 def cut(band: Band, rows: int, own: list[ir.Value]) -> None:
-    """The steps of a band as one loop over bands, in the place of the last."""
+    """The steps of a band as loops over bands, in the place of the last step."""
     last, (stack, total) = band.steps[-1].op, band.size
+    share = rows * -(-total // (rows * min(total, -(-SHARES // stack))))
     with ir.InsertionPoint(last), ir.Location.unknown():
-        upper, step = (index(stack), index(total)), (index(1), index(rows))
-        _, (which, first), end = parallel((index(0), index(0)), upper, step)
+        upper, step = (index(stack), index(total)), (index(1), index(share))
+        _, (which, start), end = parallel((index(0), index(0)), upper, step)
     with ir.InsertionPoint(end), ir.Location.unknown():
-        left = arith.subi(upper[1], first)
-        count = rows if total % rows == 0 else arith.minui(step[1], left)
-        copy_steps(band, own, Cutter(which, first, count, rows))
+        stop = arith.minui(arith.addi(start, step[1]), upper[1])
+        with loop_over(start, stop, index(rows)) as first:
+            left = arith.subi(upper[1], first)
+            count = rows if total % rows == 0 else arith.minui(index(rows), left)
+            copy_steps(band, own, Cutter(which, first, count, rows))
     freed = [use.owner for buffer in own for use in buffer.uses
              if use.owner.name == "memref.dealloc"]
     for op in (*(x.op for x in band.steps), *freed, *(x.owner for x in own)):

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from math import nan, prod
+from math import inf, nan, prod
 from typing import Any
 
 from mlir import ir
 
 from tinymlir import passes
+from tinymlir.bands import bands, rows_of
 from tinymlir.calls import constant_of, find
 from tinymlir.compiler import begin, context, mlir_lock
 from tinymlir.graph import Graph
@@ -38,8 +39,10 @@ class Cost:
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte."""
-        return self.flops / self.bytes if self.bytes else 0.0
+        """Operations for each byte; infinite if all of them stay in a cache."""
+        if not self.bytes:
+            return inf if self.flops else 0.0
+        return self.flops / self.bytes
 
 
 # %% 04_jit.md § What each loop costs (2)
@@ -100,6 +103,25 @@ def among(value: ir.Value, loops: Loops) -> set[int]:
     return found
 
 
+STAYS = "tinymlir.stays"  # marks a buffer of which a cache holds all that is alive
+
+
+def stays(buffer: ir.Value) -> bool:
+    """Is it cut into bands, so that it never goes out to memory?"""
+    made = root(buffer).owner
+    return not isinstance(made, ir.Block) and STAYS in made.attributes
+
+
+def mark_bands(work: passes.Work) -> None:
+    """What `passes.bands` would cut stays whole, so that its sizes are known."""
+    blocks = [x for op in find(work.module, "func.func") for x in op.regions[0]]
+    for band in (x.trimmed() for block in blocks for x in bands(block)):
+        own = band.own()
+        if rows_of(band, own):
+            for buffer in own:
+                buffer.owner.attributes[STAYS] = ir.UnitAttr.get()
+
+
 @dataclass
 class Census:
     """What was found in a kernel so far."""
@@ -110,10 +132,15 @@ class Census:
     integers: Counter = field(default_factory=Counter)
     products: list[tuple[Cost, float]] = field(default_factory=list)
     shape: tuple[float, ...] = ()  # of the deepest loops
+    stored: str = ""  # the type of what was written last
 
     def access(self, op: ir.Operation, loops: Loops) -> None:
         at = ACCESS[op.name]
         buffer, *indices = list(op.operands)[at:]
+        if at:
+            self.stored = str(ir.MemRefType(buffer.type).element_type)
+        if stays(buffer):
+            return
         if not at and root(buffer) in map(root, self.writes):
             return  # it was written here, so it is in a cache
         used = set().union(*(among(x, loops) for x in indices))
@@ -154,13 +181,21 @@ def called(op: ir.Operation) -> str:
     return ir.FlatSymbolRefAttr(op.attributes["callee"]).value
 
 
+def matrix(address: ir.Value) -> ir.Value:
+    """The buffer that an operand of a call points into."""
+    while address.owner.name != "memref.extract_aligned_pointer_as_index":
+        address = address.owner.operands[0]
+    return address.owner.operands[0]
+
+
 def product(op: ir.Operation) -> Cost:
     """The cost of one call of a matrix product: its operands tell the sizes."""
     kind, *types = called(op).split("_")[:4]
     given = list(op.operands)
     a, b, c = given[3:5], given[10:12], given[17:19]  # rows and columns of each
     m, n, k = number(c[0]), number(c[1]), number(a[1])
-    sizes = (prod(map(number, x)) * size_of(t) for x, t in zip((a, b, c), types))
+    sizes = (0 if stays(matrix(address)) else prod(map(number, x)) * size_of(t)
+             for x, t, address in zip((a, b, c), types, given[::7]))
     of_a, of_b, of_c = sizes
     return Cost(kind, (m, n, k), tuple(types), of_a + of_b, of_c, 2 * m * n * k)
 
@@ -183,9 +218,10 @@ def named(census: Census) -> str:
 
 
 def stored(op: ir.Operation, census: Census) -> tuple[str, ...]:
-    """The element type of the last array that a loop writes, or of its sum."""
-    last = [ir.MemRefType(x.type).element_type for x in list(census.writes)[-1:]]
-    return tuple(map(str, last or [x.type for x in op.results]))
+    """The element type of what a loop writes last, or of its sum."""
+    if census.stored:
+        return (census.stored,)
+    return tuple(str(x.type) for x in op.results)
 
 
 def cost(op: ir.Operation) -> Cost:
@@ -227,7 +263,8 @@ def costs(graph: Graph) -> list[Cost]:
     """Every kernel of the compiled graph, in order."""
     steps: list[Any] = []
     for stage in passes.CPU:  # up to the loops, but with `exp` and `tanh` in them
-        steps += [step for step in stage.steps if step is not passes.functions]
+        steps += [mark_bands if step is passes.bands else step
+                  for step in stage.steps if step is not passes.functions]
         if stage.name == "scheduled":
             break
     with mlir_lock, context():

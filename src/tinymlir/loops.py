@@ -243,7 +243,7 @@ def sequential(op: ir.Operation, keep: int) -> None:
 
 def shape_loops(module: ir.Module, threads: bool) -> None:
     """Merge neighbours, share large loops between threads, sums to registers."""
-    bodies = [body_of(op) for op in find(module, "scf.parallel") if calls(op)]
+    bodies = [body_of(op) for op in find(module, *LOOPS) if calls(op)]
     blocks = [x for op in find(module, "func.func") for x in op.regions[0]]
     for block in (*bodies, *blocks):
         for group in groups(block):
