@@ -91,7 +91,7 @@ def numpy32(params, heads):
 # ---------------------------------------------------------------- the two tables
 
 def one_function(params, dtype):
-    run = fused("cpu", dtype)
+    run = fused("cpu", dtype, "float32")
     return lambda ids: run(padded(ids, GPT2.context), np.array(len(ids) - 1), params,
                            heads=GPT2.heads, residuals=False)[0]
 

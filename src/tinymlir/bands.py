@@ -52,7 +52,8 @@ class Step:
         counts = any(x.name == "linalg.index" for x in inside(self.op))
         kind = ir.MemRefType(self.output.type)
         least = 3 if self.op.name in PRODUCTS else 2
-        return (not counts and kind.rank >= least and kind.has_static_shape
+        once = all(m.count(d) <= 1 for m in self.maps() for d in CUT)
+        return (once and not counts and kind.rank >= least and kind.has_static_shape
                 and self.maps()[-1][:2] == list(CUT))
 
 
