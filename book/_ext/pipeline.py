@@ -139,7 +139,7 @@ class Way(SphinxDirective):
 
 def open_chapter(app: Any, doctree: nodes.document) -> None:
     """Put the picture under the title of each chapter."""
-    if stem_of(app.env.docname) is None or not app.env.docname.startswith("notebooks/"):
+    if stem_of(app.env.docname, ATTAINED) is None or not app.env.docname.startswith("notebooks/"):
         return
     for section in doctree.findall(nodes.section):
         section.insert(1, tm_way())
