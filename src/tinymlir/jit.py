@@ -153,7 +153,7 @@ class Compiled:
     @cached_property
     def stages(self) -> Mapping[str, str]:
         """The text of every stage, from `graph` to machine code."""
-        with watched(self.graph.name):
+        with watched(f"compiling {self.graph.name}"):
             return self.module.texts(self.graph)
 
 
@@ -334,7 +334,8 @@ class Jitted:
                 found = self.cache.get(key)
             if found:
                 return found
-            with watched(getattr(self, "__name__", "a function")):
+            name = getattr(self, "__name__", "a function")
+            with watched(f"compiling {name}"):
                 return self.specialise(key, args, static, names, structures)
 
     def specialise(self, key, args, static, names, structures) -> Compiled:

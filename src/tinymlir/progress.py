@@ -18,7 +18,7 @@ SAVE, BACK = "\x1b7", "\x1b8\x1b[J"  # remember the place; return and clear the 
 
 
 class Progress:
-    """A watcher of compilations that writes to a terminal."""
+    """A watcher that writes to a terminal what takes so long."""
 
     def __init__(self, out: TextIO, after: float = 2.0, every: float = 1.0) -> None:
         self.out, self.after, self.every = out, after, every
@@ -49,7 +49,7 @@ class Progress:
             with self.lock:
                 if not ended.is_set() and task is self.tasks[-1]:
                     passed = time.monotonic() - start
-                    self.write(f"[compiling {what}, {passed:.0f} s]")
+                    self.write(f"[{what}, {passed:.0f} s]")
 
     def write(self, note: str) -> None:
         """Show a note in place of the last one; "" takes it back."""

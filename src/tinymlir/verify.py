@@ -17,6 +17,7 @@ from tinymlir.errors import GenerationError
 from tinymlir.fused import residual_names
 from tinymlir.model import check_length, encode, greedy
 from tinymlir.reference import forward
+from tinymlir.watch import watched
 
 TOLERANCE = 3e-4  # absolute, and relative to the reference
 
@@ -93,8 +94,9 @@ class ByNumPy:
         number = np.dtype(self.dtype or np.float64).type
         for _ in range(tokens):
             kept: list[np.ndarray] = []
-            logits = forward(
-                np.array(ids), self.params, self.heads, kept, number)[-1:]
+            with watched("NumPy"):  # it may take seconds
+                logits = forward(
+                    np.array(ids), self.params, self.heads, kept, number)[-1:]
             ids.append(greedy(logits[0]))
             yield Step({**dict(zip(names, kept)), "logits": logits}, ids[-1])
 

@@ -1,7 +1,7 @@
 # Tangled from notebooks/04_jit.md: edit the chapter, not this file.
 
 # %% 04_jit.md § Targets (1)
-"""Who wants to know what is being compiled (chapter 4)."""
+"""Who wants to know what takes its time (chapter 4)."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ WATCHERS: list[Callable[[str], AbstractContextManager]] = []
 
 
 def watched(name: str) -> ExitStack:
-    """All watchers, for the time that it takes to compile what has this name."""
+    """All watchers, for the time that something with this name takes."""
     stack = ExitStack()
     for watcher in WATCHERS:
         stack.enter_context(watcher(name))
