@@ -334,8 +334,7 @@ class Jitted:
                 found = self.cache.get(key)
             if found:
                 return found
-            name = getattr(self, "__name__", "a function")
-            with watched(f"compiling {name}"):
+            with watched(f"compiling {getattr(self, '__name__', 'a function')}"):
                 return self.specialise(key, args, static, names, structures)
 
     def specialise(self, key, args, static, names, structures) -> Compiled:
