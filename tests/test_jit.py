@@ -1,5 +1,6 @@
 """What jit promises about keys, memory, threads and errors."""
 import gc
+import os
 import resource
 import threading
 import warnings
@@ -319,7 +320,7 @@ def test_float32_throughout():
         jit(f, dtype="float16")
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_forked_process_can_compile():
     import multiprocessing
 

@@ -110,7 +110,6 @@ print(threads.count(), digest.hexdigest())
 """
 
 
-@pytest.mark.skipif(threads.find_library() is None, reason="OpenMP is not installed")
 def test_any_number_of_threads_gives_the_same_bits():
     """Also more threads than there are cores, and more than there are panels."""
     found = {}
