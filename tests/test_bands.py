@@ -55,8 +55,10 @@ def allocated(function, *args, large=1, holds=1 << 10):
                 for x in find(work.module, "memref.alloc")]
 
 
-def close(got, want, size):
-    scale = np.finfo(want.dtype).eps * 8 * size
+def close(got, want, size, computed):
+    """Within the rounding of sums of `size` numbers of the type `computed`."""
+    assert got.dtype == want.dtype
+    scale = np.finfo(computed).eps * 8 * size
     np.testing.assert_allclose(got, want, rtol=scale, atol=scale)
 
 
@@ -66,7 +68,7 @@ def close(got, want, size):
 def test_attention_by_bands(heads, n, size, dtype):
     q, k, v = (numbers(heads, n, size, dtype=dtype) for _ in range(3))
     got = run(attention, q, k, v, cut=True)
-    close(got, attention(q, k, v), n)
+    close(got, attention(q, k, v), n, dtype)  # the scores are of dtype, the rest float64
     whole = run(attention, q, k, v, cut=False)
     np.testing.assert_array_equal(got, whole)  # to the last bit
 
