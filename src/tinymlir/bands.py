@@ -14,7 +14,7 @@ from mlir.dialects import arith, memref
 from tinymlir.calls import PRODUCTS, find
 from tinymlir.loops import HARMLESS, inside, parallel, root
 from tinymlir.scalars import index
-from tinymlir.schedule import loop_over
+from tinymlir.flow import loop_over
 
 STEPS = ("linalg.generic", "linalg.fill", *PRODUCTS)
 CUT = (0, 1)  # the loops that are cut: matrices of a stack, rows of a matrix

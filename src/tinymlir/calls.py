@@ -4,14 +4,14 @@
 """Matrix products of a module become calls of kernels (chapter 3)."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mlir import ir
 from mlir.dialects import arith, func, llvm, memref
 
 from tinymlir.library import in_parallel
 from tinymlir.scalars import index
-from tinymlir.schedule import Kernel, panel_depth
+from tinymlir.schedule import Kernel
 
 
 def find(module: ir.Module, *names: str) -> list[ir.Operation]:
@@ -69,10 +69,9 @@ def kernel_for(a: Matrix, b: Matrix, c: Matrix, bits: int, parallel: bool
     rows, columns = types[2].shape[-2], b.loops[-1] == k
     names = tuple(str(kind.element_type) for kind in types)
     if rows == 1 and columns and a.loops[-1] == k and strides[-1] == 1:
-        return Kernel("dots", names, columns, bits, parallel=parallel)
-    kernel = Kernel("matmul", names, columns, bits, parallel=parallel)
-    known = rows > 0  # else the number is only known when the program runs
-    return replace(kernel, depth=panel_depth(rows)) if known else kernel
+        return Kernel("dots", names, columns, bits, parallel)
+    kind = "row" if rows == 1 and not columns else "matmul"
+    return Kernel(kind, names, columns, bits, parallel)
 
 
 PRODUCTS = "linalg.matmul", "linalg.batch_matmul", "linalg.contract"

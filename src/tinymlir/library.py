@@ -10,7 +10,8 @@ from mlir import ir
 from mlir.dialects import arith, func, memref, scf
 
 from tinymlir.scalars import index
-from tinymlir.schedule import VECTORS, Kernel, Types, dots, matmul
+from tinymlir.onerow import dots, row
+from tinymlir.schedule import VECTORS, Kernel, Types, matmul
 
 WORTHWHILE = 1 << 18  # multiply-adds: some microseconds
 Body = Callable[[ir.Value], None]
@@ -64,7 +65,7 @@ def threads() -> ir.Value:
 
 
 # %% 03_passes.md § A kernel as a module (1)
-BODY = {"matmul": matmul, "dots": dots}
+BODY = {"matmul": matmul, "dots": dots, "row": row}
 
 
 def library(kernel: Kernel) -> ir.Module:

@@ -174,10 +174,19 @@ def run_stages(work: Work, stages: tuple[Stage, ...], keep: bool = False) -> Wor
             if callable(step):
                 step(work)
             else:
-                run_pipeline(work.module, step, verify=keep)
+                run_pipeline(work.module, step)
         if keep:
+            check(work.module, stage.name)
             work.texts[stage.name] = str(work.module)
     return work
+
+
+def check(module: ir.Module, stage: str) -> None:
+    """Raises CompileError if the module is not what its dialects allow."""
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise CompileError(f"the stage {stage!r} is not valid: {error}") from error
 
 
 def to_llvm(module: ir.Module) -> str:

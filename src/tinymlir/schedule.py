@@ -4,12 +4,13 @@
 """How a matrix product is computed (chapter 3)."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mlir import ir
 from mlir.dialects import arith, memref, scf, vector
 
+from tinymlir.flow import Build, either, loop_over
 from tinymlir.scalars import index
 
 VECTORS = 2  # vectors in a row of the register tile
@@ -23,18 +24,17 @@ TILE_ROWS = {512: (8, 4, 2, 1), 256: (4, 2, 1), 128: (8, 4, 2, 1)}
 class Kernel:
     """One of the compiled products: element types, the order of B, vector width."""
 
-    kind: str  # "matmul", or "dots" for one row of A and B stored as B.T
+    kind: str  # "matmul", or for one row of A "row", or "dots" with B as B.T
     types: tuple[str, str, str]  # of A, B and C, such as ("f64", "f32", "f64")
     columns: bool  # is B stored as B.T, as in a @ b.T? Then it is passed as stored
     bits: int  # of a vector register
-    depth: int = 256  # rows of B in a panel, see `panel_depth`
     parallel: bool = False  # on several threads, if the matrices are large
 
     @property
     def symbol(self) -> str:
         order = "columns" if self.columns else "rows"
         threads = "threads" if self.parallel else "thread"
-        return "_".join([self.kind, *self.types, order, str(self.depth), threads])
+        return "_".join([self.kind, *self.types, order, threads])
 
     @property
     def lanes(self) -> int:
@@ -63,6 +63,13 @@ def multiply_add(a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     return vector.fma(a, b, c)
 
 
+def add(x: ir.Value, y: ir.Value) -> ir.Value:
+    """The sum of two numbers, or of two vectors."""
+    many = isinstance(x.type, ir.VectorType)
+    kind = ir.VectorType(x.type).element_type if many else x.type
+    return (arith.addi if isinstance(kind, ir.IntegerType) else arith.addf)(x, y)
+
+
 def zeros(kind: ir.VectorType) -> ir.Value:
     number = kind.element_type
     zero = (ir.IntegerAttr if isinstance(number, ir.IntegerType) else ir.FloatAttr)
@@ -88,103 +95,184 @@ class Types:
         self.vector_a = ir.VectorType.get([lanes], ir.Type.parse(a))
         self.vector_b = ir.VectorType.get([lanes], ir.Type.parse(b))
         self.mask = ir.VectorType.get([lanes], ir.IntegerType.get_signless(1))
-        self.panel = ir.MemRefType(ir.Type.parse(
-            f"memref<{self.kernel.depth}x{lanes * VECTORS}x{c}>"))
 
-
-def columns_of(t: Types, j: ir.Value, width: ir.Value) -> Iterator[tuple]:
-    """For each vector of a tile: offset in the tile, column in C, mask."""
-    for v in range(VECTORS):
-        offset = index(v * t.kernel.lanes)
-        left = arith.subi(width, offset)
-        yield offset, arith.addi(j, offset), vector.create_mask(t.mask, [left])
+    def buffer(self, rows: int) -> ir.Value:
+        """Memory for so many rows of a tile's width, while the kernel runs."""
+        wide, number = VECTORS * self.kernel.lanes, self.vector.element_type
+        kind = ir.MemRefType.get([rows, wide], number)
+        return memref.alloca(kind, [], [], alignment=LINE)
 
 
 # %% 03_passes.md § The innermost loop (3)
-def tile(t: Types, rows: int, args: list[ir.Value]) -> None:
-    """C[i:i+rows, j:j+width] += A[i:i+rows, k:k+depth] @ panel."""
-    a, panel, c, i, j, k, depth, width, fresh = args
-    lines = [arith.addi(i, index(r)) for r in range(rows)]
-    cols = list(columns_of(t, j, width))
-    start = [old_or_zero(t, c, line, col, mask, arith.andi(fresh, is_zero(k)))
-             for line in lines for _, col, mask in cols]
-    if rows == TILE_ROWS[t.kernel.bits][0]:
-        fetch_below(t, c, lines, j)
-    loop = scf.ForOp(index(0), depth, index(1), start)
-    with ir.InsertionPoint(loop.body):
-        at = loop.induction_variable
-        b = [vector.load(t.vector, panel, [at, offset]) for offset, _, _ in cols]
-        here, sums = arith.addi(k, at), iter(loop.inner_iter_args)
-        new = []
-        for line in lines:
-            x = widen(memref.load(a, [line, here]), t.vector.element_type)
-            spread = vector.broadcast(t.vector, x)
-            new += [multiply_add(spread, value, next(sums)) for value in b]
-        scf.YieldOp(new)
-    done = iter(loop.results)
-    for line in lines:
-        for _, col, mask in cols:
-            vector.maskedstore(c, [line, col], mask, next(done))
+@dataclass
+class Product:
+    """A product under way: three matrices, and two buffers of its own."""
+
+    t: Types
+    a: ir.Value
+    b: ir.Value
+    c: ir.Value
+    fresh: ir.Value  # does C hold nothing yet?
+    panel: ir.Value
+    sums: ir.Value
+
+
+@dataclass
+class Panel:
+    """A piece of B: `depth` rows from k, `width` columns from j."""
+
+    block: Block  # where in the product it is, see below
+    k: ir.Value
+    j: ir.Value
+    depth: ir.Value
+    width: ir.Value
+    first: ir.Value  # is it the first one for its columns,
+    last: ir.Value  # or the last?
+    row: ir.Value  # of `sums`, at which row 0 of A would be kept
+    next: tuple[ir.Value, ir.Value]  # k and j of a panel that comes soon
+
+    def columns(self, t: Types) -> Iterator[tuple]:
+        """For each vector of a tile: offset in the tile, column in C, mask."""
+        for offset in range(0, VECTORS * t.kernel.lanes, t.kernel.lanes):
+            left = arith.subi(self.width, index(offset))
+            mask = vector.create_mask(t.mask, [left])
+            yield index(offset), arith.addi(self.j, index(offset)), mask
+
+    def kept(self, t: Types, lines: list[ir.Value]) -> list[list[ir.Value]]:
+        """Where in `sums` the vectors of these rows of C are kept."""
+        first = arith.addi(self.row, lines[0])
+        return [[arith.addi(first, index(r)), index(v * t.kernel.lanes)]
+                for r in range(len(lines)) for v in range(VECTORS)]
 
 
 # %% 03_passes.md § The innermost loop (4)
-def is_zero(k: ir.Value) -> ir.Value:
-    return arith.cmpi(arith.CmpIPredicate.eq, k, index(0))
+Read = Callable[[ir.Value], list[ir.Value]]  # a row of the panel, as vectors
 
 
-def old_or_zero(t: Types, c: ir.Value, line: ir.Value, col: ir.Value,
-                mask: ir.Value, fresh: ir.Value) -> ir.Value:
-    """A vector of C, or zeros if C is fresh."""
-    old = vector.maskedload(t.vector, c, [line, col], mask, zeros(t.vector))
-    return arith.select(fresh, zeros(t.vector), old)
+def tile(p: Product, here: Panel, rows: int, i: ir.Value, read: Read) -> None:
+    """C[i:i+rows, j:j+width] += A[i:i+rows, k:k+depth] @ the panel."""
+    lines = [arith.addi(i, index(r)) for r in range(rows)]
+    loop = scf.ForOp(index(0), here.depth, index(1), begun(p, here, lines))
+    with ir.InsertionPoint(loop.body):
+        at = loop.induction_variable
+        k, b, sums = arith.addi(here.k, at), read(at), iter(loop.inner_iter_args)
+        if not p.t.kernel.columns:
+            fetch_next(p, here, rows, i, at)
+        new = []
+        for line in lines:
+            x = widen(memref.load(p.a, [line, k]), p.t.vector.element_type)
+            spread = vector.broadcast(p.t.vector, x)
+            new += [multiply_add(spread, value, next(sums)) for value in b]
+        scf.YieldOp(new)
+    leave(p, here, lines, list(loop.results))
 
 
-LINE = 64  # bytes that come from memory together
+# %% 03_passes.md § The innermost loop (5)
+def begun(p: Product, here: Panel, lines: list[ir.Value]) -> list[ir.Value]:
+    """The sums so far: from C, zeros, or what `leave` has kept."""
+    t, none = p.t, zeros(p.t.vector)
+    places = here.kept(t, lines)
+
+    def old() -> list[ir.Value]:
+        return [vector.maskedload(t.vector, p.c, [line, column], mask, none)
+                for line in lines for _, column, mask in here.columns(t)]
+
+    def fresh() -> list[ir.Value]:
+        return [none] * len(places)
+
+    def kept() -> list[ir.Value]:
+        return [vector.load(t.vector, p.sums, place) for place in places]
+
+    kinds = [t.vector] * len(places)
+    return either(here.first, lambda: either(p.fresh, fresh, old, kinds), kept,
+                  kinds)
 
 
-def fetch_below(t: Types, c: ir.Value, lines: list[ir.Value], j: ir.Value) -> None:
-    """Ask for the part of C that the next tile adds to."""
-    size = int(t.kernel.types[2][1:]) // 8
-    for line in lines:
-        below = arith.addi(line, index(len(lines)))
-        for first in range(0, VECTORS * t.kernel.lanes, LINE // size):
-            column = arith.addi(j, index(first))
-            memref.prefetch(c, [below, column], False, 3, True)  # to level 1
+def leave(p: Product, here: Panel, lines: list[ir.Value], done: list[ir.Value]
+          ) -> None:
+    """Put the sums into C if they are complete, else where `begun` finds them."""
+    places = [(line, column, mask) for line in lines
+              for _, column, mask in here.columns(p.t)]
+
+    def keep() -> None:
+        for place, x in zip(here.kept(p.t, lines), done):
+            vector.store(x, p.sums, place)
+
+    def whole() -> None:
+        for (line, column, _), x in zip(places, done):
+            vector.store(x, p.c, [line, column])
+
+    def edge() -> None:
+        for (line, column, mask), x in zip(places, done):
+            vector.maskedstore(p.c, [line, column], mask, x)
+
+    wide = index(VECTORS * p.t.kernel.lanes)
+    full = arith.cmpi(arith.CmpIPredicate.eq, here.width, wide)
+    either(here.last, lambda: either(full, whole, edge), keep)
 
 
 # %% 03_passes.md § The panel (1)
-def pack_rows(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
-              depth: ir.Value, width: ir.Value) -> None:
-    """Copy a panel of B that is stored row by row: whole vectors."""
-    cols = list(columns_of(t, j, width))
-    with loop_over(index(0), depth, index(1)) as at:
-        line = arith.addi(k, at)
-        fetch_ahead(t, b, line, j)
-        for offset, col, mask in cols:
-            x = vector.maskedload(t.vector_b, b, [line, col], mask,
-                                  zeros(t.vector_b))
-            vector.store(widen(x, t.vector), panel, [at, offset])
+LINE = 64  # bytes that come from memory together
 
 
-def pack_columns(t: Types, b: ir.Value, panel: ir.Value, j: ir.Value, k: ir.Value,
-                 depth: ir.Value, width: ir.Value) -> None:
+def from_matrix(p: Product, here: Panel) -> Read:
+    """Read B where it lies, and leave a panel for the tiles that follow."""
+    t, columns, none = p.t, list(here.columns(p.t)), zeros(p.t.vector_b)
+
+    def read(at: ir.Value) -> list[ir.Value]:
+        line, found = arith.addi(here.k, at), []
+        for offset, column, mask in columns:
+            x = vector.maskedload(t.vector_b, p.b, [line, column], mask, none)
+            found.append(widen(x, t.vector))
+            vector.store(found[-1], p.panel, [at, offset])
+        return found
+
+    return read
+
+
+def from_panel(p: Product, here: Panel) -> Read:
+    """Read the panel that the first tile, or `pack_columns`, has left."""
+    return lambda at: [vector.load(p.t.vector, p.panel, [at, offset])
+                       for offset, _, _ in here.columns(p.t)]
+
+
+# %% 03_passes.md § The panel (2)
+SHIFT = 16  # shares are counted in parts of 65,536
+
+
+def fetch_next(p: Product, here: Panel, rows: int, i: ir.Value, at: ir.Value
+               ) -> None:
+    """Ask for one row of the next panel, in proportion to the work that is done."""
+    done = arith.muli(arith.subi(i, here.block.top), here.depth)
+    done = arith.addi(done, arith.muli(at, index(rows)))
+    line = arith.shrui(arith.muli(done, here.block.share), index(SHIFT))
+    many = LINE * 8 // int(p.t.kernel.types[1][1:])  # numbers in a line
+    k, j = here.next
+    for last in range(many - 1, VECTORS * p.t.kernel.lanes, many):
+        place = [arith.addi(k, line), arith.addi(j, index(last))]
+        memref.prefetch(p.b, place, False, 3, True)  # to read; to level 1
+
+
+# %% 03_passes.md § The panel (3)
+def pack_columns(p: Product, here: Panel) -> None:
     """Copy a panel of B that is stored as B.T: square by square, turned over.
 
     What lies beyond the edge is the last column again: any number does, but not
     what happens to be in memory, since some numbers are slow to multiply."""
-    lanes, last = t.kernel.lanes, arith.addi(j, arith.subi(width, index(1)))
+    t, j = p.t, here.j
+    lanes, last = t.kernel.lanes, arith.addi(j, arith.subi(here.width, index(1)))
     none = zeros(t.vector_b)
     with loop_over(index(0), index(VECTORS * lanes), index(lanes)) as column:
         first = arith.addi(j, column)
         lines = [arith.minui(arith.addi(first, index(i)), last)
                  for i in range(lanes)]
-        with loop_over(index(0), depth, index(lanes)) as at:
-            mask = vector.create_mask(t.mask, [arith.subi(depth, at)])
-            here = arith.addi(k, at)
-            square = [vector.maskedload(t.vector_b, b, [line, here], mask, none)
+        with loop_over(index(0), here.depth, index(lanes)) as at:
+            mask = vector.create_mask(t.mask, [arith.subi(here.depth, at)])
+            k = arith.addi(here.k, at)
+            square = [vector.maskedload(t.vector_b, p.b, [line, k], mask, none)
                       for line in lines]
             for i, x in enumerate(turned(square)):
-                vector.store(widen(x, t.vector), panel,
+                vector.store(widen(x, t.vector), p.panel,
                              [arith.addi(at, index(i)), column])
 
 
@@ -202,126 +290,95 @@ def turned(rows: list[ir.Value]) -> list[ir.Value]:
     return rows
 
 
-class loop_over:
-    """`with loop_over(start, stop, step) as i:` builds an scf.for."""
-
-    def __init__(self, start: ir.Value, stop: ir.Value, step: ir.Value) -> None:
-        self.op = scf.ForOp(start, stop, step)
-        self.at = ir.InsertionPoint(self.op.body)
-
-    def __enter__(self) -> ir.Value:
-        self.at.__enter__()
-        return self.op.induction_variable
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            scf.YieldOp([])
-        self.at.__exit__(*error)
-
-
-# %% 03_passes.md § The panel (2)
-def fetch_ahead(t: Types, b: ir.Value, line: ir.Value, j: ir.Value) -> None:
-    """Ask for what a later panel copies of B when this one copies `line`."""
-    deep = t.kernel.depth == DEEP
-    size = int(t.kernel.types[1][1:]) // 8
-    wide = VECTORS * t.kernel.lanes
-    rows, columns = (0, 2 * wide) if deep else (t.kernel.depth, 0)
-    row = arith.addi(line, index(rows))
-    for first in range(0, wide, LINE // size):
-        column = arith.addi(j, index(columns + first))
-        memref.prefetch(b, [row, column], False, 2, True)  # to read; to level 2
-
-
 # %% 03_passes.md § The loops around it (1)
 ROWS = 256  # rows of A that stay in the second level of cache
+PANELS = 8  # with so many rows; of fewer rows, more of them
+SHALLOW, DEEP = 32, 128  # rows of B in a panel, for few rows of A and for more
+ULE, ULT = arith.CmpIPredicate.ule, arith.CmpIPredicate.ult
+
+
+@dataclass
+class Block:
+    """Rows of A from `top`, columns of B from `left` to `right`, and all k."""
+
+    t: Types
+    top: ir.Value
+    rows: ir.Value
+    depths: ir.Value  # how many k there are
+
+    def __post_init__(self) -> None:
+        self.wide = index(VECTORS * self.t.kernel.lanes)
+        few = arith.cmpi(ULE, self.rows, index(SHALLOW))
+        self.depth = arith.select(few, index(SHALLOW), index(DEEP))
+        self.ahead = arith.select(few, arith.addi(self.wide, self.wide), self.wide)
+        panels = arith.divui(index(ROWS * PANELS), self.rows)
+        self.columns = arith.muli(panels, self.wide)
+        self.share = arith.divui(index(1 << SHIFT), self.rows)
+
+    def panel(self, k: ir.Value, j: ir.Value, left: ir.Value, right: ir.Value
+              ) -> Panel:
+        """The panel at row k and column j of B, in a block of these columns."""
+        below, wide = arith.addi(k, self.depth), self.wide
+        number = arith.divui(arith.subi(j, left), wide)
+        last = arith.cmpi(ULE, self.depths, below)
+        return Panel(
+            block=self, k=k, j=j,
+            depth=arith.minui(arith.subi(self.depths, k), self.depth),
+            width=arith.minui(arith.subi(right, j), wide),
+            first=arith.cmpi(ULT, k, self.depth), last=last,
+            row=arith.subi(arith.muli(number, self.rows), self.top),
+            next=self.following(k, j, last, left, right))
+
+    def following(self, k: ir.Value, j: ir.Value, last: ir.Value, left: ir.Value,
+                  right: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The panel to fetch: to the right, else below, else in the next block."""
+        column = arith.addi(j, self.ahead)
+        inside = arith.cmpi(ULT, column, right)
+        under = arith.select(last, index(0), arith.addi(k, self.depth))
+        back = arith.addi(left, arith.subi(column, right))
+        same = arith.ori(inside, last)
+        return arith.select(inside, k, under), arith.select(same, column, back)
+
+
+# %% 03_passes.md § The loops around it (2)
 Part = tuple[ir.Value, ir.Value]  # the first column, and the one after the last
 
 
 def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
            part: Part) -> None:
     """C += A @ B by panels of B and tiles of C, for a part of the columns."""
+    p = Product(t, a, b, c, fresh, t.buffer(DEEP), t.buffer(ROWS * PANELS))
     rows, depths = memref.dim(a, index(0)), memref.dim(a, index(1))
-    wide, most = index(VECTORS * t.kernel.lanes), index(t.kernel.depth)
-    panel = memref.alloca(t.panel, [], [], alignment=LINE)
-    pack = pack_columns if t.kernel.columns else pack_rows
-    with loop_over(index(0), rows, index(ROWS)) as i:
-        end = arith.minui(arith.addi(i, index(ROWS)), rows)
-        with loop_over(index(0), depths, most) as k:
-            depth = arith.minui(arith.subi(depths, k), most)
-            with loop_over(*part, wide) as j:
-                width = arith.minui(arith.subi(part[1], j), wide)
-                pack(t, b, panel, j, k, depth, width)
-                for_each_tile(t, i, end, [a, panel, c, j, k, depth, width, fresh])
+    with loop_over(index(0), rows, index(ROWS)) as top:
+        span = arith.minui(arith.subi(rows, top), index(ROWS))
+        block = Block(t, top, span, depths)
+        with loop_over(*part, block.columns) as left:
+            right = arith.minui(arith.addi(left, block.columns), part[1])
+            with (loop_over(index(0), depths, block.depth) as k,
+                  loop_over(left, right, block.wide) as j):
+                for_each_tile(p, block.panel(k, j, left, right))
 
 
-def for_each_tile(t: Types, done: ir.Value, rows: ir.Value, args: list[ir.Value]
-                  ) -> None:
+def for_each_tile(p: Product, here: Panel) -> None:
     """Tiles of 8 rows, then of 4, 2 and 1 for the rows that are left."""
-    a, panel, c, *rest = args
-    for height in TILE_ROWS[t.kernel.bits]:
-        step = index(height)
-        left = arith.subi(rows, done)
-        end = arith.addi(done, arith.muli(arith.divui(left, step), step))
-        with loop_over(done, end, step) as i:
-            tile(t, height, [a, panel, c, i, *rest])
-        done = end
+    top = done = here.block.top
+    end = arith.addi(top, here.block.rows)
+    if p.t.kernel.columns:
+        pack_columns(p, here)
+    for height in TILE_ROWS[p.t.kernel.bits]:
+        whole = arith.divui(arith.subi(end, done), index(height))
+        stop = arith.addi(done, arith.muli(whole, index(height)))
+        with loop_over(done, stop, index(height)) as i:
+            one_tile(p, here, height, i)
+        done = stop
 
 
-# %% 03_passes.md § Few rows (1)
-SHALLOW, MIDDLE, DEEP = 16, 32, 256
+def one_tile(p: Product, here: Panel, rows: int, i: ir.Value) -> None:
+    """A tile, which reads B itself if it is the first one."""
+    def at(reader: Callable[[Product, Panel], Read]) -> Build:
+        return lambda: tile(p, here, rows, i, reader(p, here))
 
-
-def panel_depth(rows: int) -> int:
-    """The depth of a panel for a product with so many rows of A."""
-    if rows > 32:
-        return DEEP
-    return SHALLOW if rows <= 8 else MIDDLE
-
-
-# %% 03_passes.md § One row of dots (1)
-ABREAST = 4
-
-
-def dots(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
-         part: Part) -> None:
-    """C[0, j] += dot(A[0], B[j]), with B as it is stored, for a part of the j."""
-    first, last = part
-    whole = arith.divui(arith.subi(last, first), index(ABREAST))
-    middle = arith.addi(first, arith.muli(whole, index(ABREAST)))
-    for start, stop, count in ((first, middle, ABREAST), (middle, last, 1)):
-        with loop_over(start, stop, index(count)) as j:
-            lines = [arith.addi(j, index(i)) for i in range(count)]
-            for line, sums in zip(lines, dot(t, a, b, lines)):
-                kind = ir.Attribute.parse("#vector.kind<add>")
-                new = vector.reduction(t.vector.element_type, kind, sums)
-                sum_ = add(memref.load(c, [index(0), line]), new)
-                memref.store(arith.select(fresh, new, sum_), c, [index(0), line])
-
-
-def add(x: ir.Value, y: ir.Value) -> ir.Value:
-    """The sum of two numbers, or of two vectors."""
-    many = isinstance(x.type, ir.VectorType)
-    kind = ir.VectorType(x.type).element_type if many else x.type
-    return (arith.addi if isinstance(kind, ir.IntegerType) else arith.addf)(x, y)
-
-
-def dot(t: Types, a: ir.Value, b: ir.Value, lines: list[ir.Value]
-        ) -> list[ir.Value]:
-    """For each line a vector whose lanes add up to dot(A[0], B[line])."""
-    depth, step = memref.dim(a, index(1)), index(t.kernel.lanes)
-    loop = scf.ForOp(index(0), depth, step, [zeros(t.vector)] * len(lines))
-    with ir.InsertionPoint(loop.body):
-        k = loop.induction_variable
-        mask = vector.create_mask(t.mask, [arith.subi(depth, k)])
-
-        def load(kind: ir.VectorType, m: ir.Value, line: ir.Value) -> ir.Value:
-            x = vector.maskedload(kind, m, [line, k], mask, zeros(kind))
-            return widen(x, t.vector)
-
-        x = load(t.vector_a, a, index(0))
-        for line in lines:
-            ahead = arith.addi(line, index(ABREAST))
-            memref.prefetch(b, [ahead, k], False, 3, True)  # to read; to level 1
-        scf.YieldOp([multiply_add(x, load(t.vector_b, b, line), total)
-                     for line, total in zip(lines, loop.inner_iter_args)])
-    return list(loop.results)
+    if p.t.kernel.columns:
+        return at(from_panel)()
+    first = arith.cmpi(arith.CmpIPredicate.eq, i, here.block.top)
+    either(first, at(from_matrix), at(from_panel))

@@ -1,0 +1,96 @@
+# Tangled from notebooks/03_passes.md: edit the chapter, not this file.
+
+# %% 03_passes.md § One row (1)
+"""Products of one row with a matrix (chapter 3)."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlir import ir
+from mlir.dialects import arith, memref, scf, vector
+
+from tinymlir.flow import loop_over
+from tinymlir.scalars import index
+from tinymlir.schedule import Part, Types, add, multiply_add, widen, zeros
+
+ABREAST = 4  # rows of B at a time
+
+
+def row(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
+        part: Part) -> None:
+    """C[0, j] += A[0, k] * B[k, j] for all k, and for a part of the j."""
+    depth = memref.dim(a, index(1))
+    middle = arith.muli(arith.divui(depth, index(ABREAST)), index(ABREAST))
+    for start, stop, count in ((index(0), middle, ABREAST), (middle, depth, 1)):
+        with loop_over(start, stop, index(count)) as k:
+            lines = [arith.addi(k, index(i)) for i in range(count)]
+            zero = arith.cmpi(arith.CmpIPredicate.eq, k, index(0))
+            add_rows(t, a, b, c, arith.andi(fresh, zero), lines, part)
+
+
+def add_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
+             lines: list[ir.Value], part: Part) -> None:
+    """Add a few rows of B to C, each multiplied by its number in A."""
+    number, lanes = t.vector.element_type, t.kernel.lanes
+    numbers = (widen(memref.load(a, [index(0), k]), number) for k in lines)
+    factors = [vector.broadcast(t.vector, x) for x in numbers]
+
+    def add_vector(j: ir.Value, load: Callable, store: Callable) -> None:
+        old = load(t.vector, c, [index(0), j])
+        total = arith.select(fresh, zeros(t.vector), old)
+        for factor, line in zip(factors, lines):
+            x = widen(load(t.vector_b, b, [line, j]), t.vector)
+            total = multiply_add(factor, x, total)
+        store(total, c, [index(0), j])
+
+    first, last = part
+    wide = ABREAST * lanes
+    whole = arith.divui(arith.subi(last, first), index(wide))
+    middle = arith.addi(first, arith.muli(whole, index(wide)))
+    with loop_over(first, middle, index(wide)) as j:
+        for v in range(0, wide, lanes):
+            add_vector(arith.addi(j, index(v)), vector.load, vector.store)
+    with loop_over(middle, last, index(lanes)) as j:
+        mask = vector.create_mask(t.mask, [arith.subi(last, j)])
+        add_vector(j, lambda kind, m, at: vector.maskedload(
+                       kind, m, at, mask, zeros(kind)),
+                   lambda x, m, at: vector.maskedstore(m, at, mask, x))
+
+
+# %% 03_passes.md § One row (2)
+def dots(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
+         part: Part) -> None:
+    """C[0, j] += dot(A[0], B[j]), with B as it is stored, for a part of the j."""
+    first, last = part
+    whole = arith.divui(arith.subi(last, first), index(ABREAST))
+    middle = arith.addi(first, arith.muli(whole, index(ABREAST)))
+    for start, stop, count in ((first, middle, ABREAST), (middle, last, 1)):
+        with loop_over(start, stop, index(count)) as j:
+            lines = [arith.addi(j, index(i)) for i in range(count)]
+            for line, sums in zip(lines, dot(t, a, b, lines)):
+                kind = ir.Attribute.parse("#vector.kind<add>")
+                new = vector.reduction(t.vector.element_type, kind, sums)
+                sum_ = add(memref.load(c, [index(0), line]), new)
+                memref.store(arith.select(fresh, new, sum_), c, [index(0), line])
+
+
+def dot(t: Types, a: ir.Value, b: ir.Value, lines: list[ir.Value]
+        ) -> list[ir.Value]:
+    """For each line a vector whose lanes add up to dot(A[0], B[line])."""
+    depth, step = memref.dim(a, index(1)), index(t.kernel.lanes)
+    loop = scf.ForOp(index(0), depth, step, [zeros(t.vector)] * len(lines))
+    with ir.InsertionPoint(loop.body):
+        k = loop.induction_variable
+        mask = vector.create_mask(t.mask, [arith.subi(depth, k)])
+
+        def load(kind: ir.VectorType, m: ir.Value, line: ir.Value) -> ir.Value:
+            x = vector.maskedload(kind, m, [line, k], mask, zeros(kind))
+            return widen(x, t.vector)
+
+        x = load(t.vector_a, a, index(0))
+        for line in lines:
+            ahead = arith.addi(line, index(ABREAST))
+            memref.prefetch(b, [ahead, k], False, 3, True)  # to read; to level 1
+        scf.YieldOp([multiply_add(x, load(t.vector_b, b, line), total)
+                     for line, total in zip(lines, loop.inner_iter_args)])
+    return list(loop.results)
