@@ -40,6 +40,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
         c_int, pointer, pointer, c_int, message, out),
     "GetBufferStart": (pointer, pointer), "GetBufferSize": (c_size_t, pointer),
     "DisposeMemoryBuffer": (None, pointer), "GetErrorMessage": (c_char_p, pointer),
+    "ParseCommandLineOptions": (None, c_int, message, c_char_p),
 }
 
 
@@ -71,8 +72,7 @@ SIGNATURES |= {
 # %% 04_jit.md § LLVM, called from Python (3)
 PROCESSORS = {"x86_64": "X86", "AMD64": "X86",
               "aarch64": "AArch64", "arm64": "AArch64"}
-
-
+OPTIONS = b"tinymlir", b"-small-loop-cost=80"  # see "Optimising" below
 loading = threading.Lock()
 
 
@@ -98,6 +98,8 @@ def load_llvm() -> ctypes.CDLL:
     for name, (result, *arguments) in SIGNATURES.items():
         function = getattr(library, "LLVM" + name)
         function.restype, function.argtypes = result, arguments
+    words = (c_char_p * len(OPTIONS))(*OPTIONS)
+    library.LLVMParseCommandLineOptions(len(words), words, None)
     return library
 
 

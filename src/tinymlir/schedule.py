@@ -248,7 +248,8 @@ def fetch_next(p: Product, here: Panel, rows: int, i: ir.Value, at: ir.Value
     line = arith.shrui(arith.muli(done, here.block.share), index(SHIFT))
     many = LINE * 8 // int(p.t.kernel.types[1][1:])  # numbers in a line
     k, j = here.next
-    for last in range(many - 1, VECTORS * p.t.kernel.lanes, many):
+    wide = VECTORS * p.t.kernel.lanes
+    for last in range(min(many, wide) - 1, wide, many):
         place = [arith.addi(k, line), arith.addi(j, index(last))]
         memref.prefetch(p.b, place, False, 3, True)  # to read; to level 1
 
