@@ -4,7 +4,7 @@
 """Products of one row with a matrix (chapter 3)."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mlir import ir
 from mlir.dialects import arith, memref, scf, vector
@@ -35,26 +35,32 @@ def add_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
     numbers = (widen(memref.load(a, [index(0), k]), number) for k in lines)
     factors = [vector.broadcast(t.vector, x) for x in numbers]
 
-    def add_vector(j: ir.Value, load: Callable, store: Callable) -> None:
-        old = load(t.vector, c, [index(0), j])
-        total = arith.select(fresh, zeros(t.vector), old)
+    def add_vectors(places: list[ir.Value], load: Callable, store: Callable
+                    ) -> None:
+        old = (load(t.vector, c, [index(0), j]) for j in places)
+        sums = [arith.select(fresh, zeros(t.vector), x) for x in old]
         for factor, line in zip(factors, lines):
-            x = widen(load(t.vector_b, b, [line, j]), t.vector)
-            total = multiply_add(factor, x, total)
-        store(total, c, [index(0), j])
+            row = (widen(load(t.vector_b, b, [line, j]), t.vector) for j in places)
+            sums = [multiply_add(factor, x, y) for x, y in zip(row, sums)]
+        for x, j in zip(sums, places):
+            store(x, c, [index(0), j])
 
     first, last = part
     wide = ABREAST * lanes
     whole = arith.divui(arith.subi(last, first), index(wide))
     middle = arith.addi(first, arith.muli(whole, index(wide)))
     with loop_over(first, middle, index(wide)) as j:
-        for v in range(0, wide, lanes):
-            add_vector(arith.addi(j, index(v)), vector.load, vector.store)
+        places = [arith.addi(j, index(v)) for v in range(0, wide, lanes)]
+        add_vectors(places, vector.load, vector.store)
     with loop_over(middle, last, index(lanes)) as j:
         mask = vector.create_mask(t.mask, [arith.subi(last, j)])
-        add_vector(j, lambda kind, m, at: vector.maskedload(
-                       kind, m, at, mask, zeros(kind)),
-                   lambda x, m, at: vector.maskedstore(m, at, mask, x))
+        add_vectors([j], masked(mask),
+                    lambda x, m, at: vector.maskedstore(m, at, mask, x))
+
+
+def masked(mask: ir.Value) -> Callable:
+    """vector.load, with zeros where the mask is not set."""
+    return lambda kind, m, at: vector.maskedload(kind, m, at, mask, zeros(kind))
 
 
 # %% 03_passes.md § One row (2)
@@ -77,20 +83,21 @@ def dots(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
 def dot(t: Types, a: ir.Value, b: ir.Value, lines: list[ir.Value]
         ) -> list[ir.Value]:
     """For each line a vector whose lanes add up to dot(A[0], B[line])."""
-    depth, step = memref.dim(a, index(1)), index(t.kernel.lanes)
-    loop = scf.ForOp(index(0), depth, step, [zeros(t.vector)] * len(lines))
+    depth, lanes = memref.dim(a, index(1)), index(t.kernel.lanes)
+    whole = arith.muli(arith.divui(depth, lanes), lanes)
+
+    def add_products(k: ir.Value, load: Callable, sums: Iterable[ir.Value]
+                     ) -> list[ir.Value]:
+        x = widen(load(t.vector_a, a, [index(0), k]), t.vector)
+        found = [widen(load(t.vector_b, b, [line, k]), t.vector) for line in lines]
+        return [multiply_add(x, y, total) for y, total in zip(found, sums)]
+
+    loop = scf.ForOp(index(0), whole, lanes, [zeros(t.vector)] * len(lines))
     with ir.InsertionPoint(loop.body):
         k = loop.induction_variable
-        mask = vector.create_mask(t.mask, [arith.subi(depth, k)])
-
-        def load(kind: ir.VectorType, m: ir.Value, line: ir.Value) -> ir.Value:
-            x = vector.maskedload(kind, m, [line, k], mask, zeros(kind))
-            return widen(x, t.vector)
-
-        x = load(t.vector_a, a, index(0))
         for line in lines:
             ahead = arith.addi(line, index(ABREAST))
             memref.prefetch(b, [ahead, k], False, 3, True)  # to read; to level 1
-        scf.YieldOp([multiply_add(x, load(t.vector_b, b, line), total)
-                     for line, total in zip(lines, loop.inner_iter_args)])
-    return list(loop.results)
+        scf.YieldOp(add_products(k, vector.load, loop.inner_iter_args))
+    mask = vector.create_mask(t.mask, [arith.subi(depth, whole)])
+    return add_products(whole, masked(mask), loop.results)
