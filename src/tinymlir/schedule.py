@@ -130,6 +130,7 @@ class Panel:
     last: ir.Value  # or the last?
     row: ir.Value  # of `sums`, at which row 0 of A would be kept
     next: tuple[ir.Value, ir.Value]  # k and j of a panel that comes soon
+    whole: ir.Value  # is it as wide as a tile?
 
     def columns(self, t: Types) -> Iterator[tuple]:
         """For each vector of a tile: offset in the tile, column in C, mask."""
@@ -206,9 +207,7 @@ def leave(p: Product, here: Panel, lines: list[ir.Value], done: list[ir.Value]
         for (line, column, mask), x in zip(places, done):
             vector.maskedstore(p.c, [line, column], mask, x)
 
-    wide = index(VECTORS * p.t.kernel.lanes)
-    full = arith.cmpi(arith.CmpIPredicate.eq, here.width, wide)
-    either(here.last, lambda: either(full, whole, edge), keep)
+    either(here.last, lambda: either(here.whole, whole, edge), keep)
 
 
 # %% 03_passes.md § The panel (1)
@@ -217,13 +216,11 @@ LINE = 64  # bytes that come from memory together
 
 def from_matrix(p: Product, here: Panel) -> Read:
     """Read B where it lies, and leave a panel for the tiles that follow."""
-    t, columns, none = p.t, list(here.columns(p.t)), zeros(p.t.vector_b)
-
     def read(at: ir.Value) -> list[ir.Value]:
-        line, found = arith.addi(here.k, at), []
-        for offset, column, mask in columns:
-            x = vector.maskedload(t.vector_b, p.b, [line, column], mask, none)
-            found.append(widen(x, t.vector))
+        found = []
+        for offset, column, _ in here.columns(p.t):
+            x = vector.load(p.t.vector_b, p.b, [arith.addi(here.k, at), column])
+            found.append(widen(x, p.t.vector))
             vector.store(found[-1], p.panel, [at, offset])
         return found
 
@@ -231,12 +228,23 @@ def from_matrix(p: Product, here: Panel) -> Read:
 
 
 def from_panel(p: Product, here: Panel) -> Read:
-    """Read the panel that the first tile, or `pack_columns`, has left."""
+    """Read the panel that was made before."""
     return lambda at: [vector.load(p.t.vector, p.panel, [at, offset])
                        for offset, _, _ in here.columns(p.t)]
 
 
 # %% 03_passes.md § The panel (2)
+def pack_edge(p: Product, here: Panel) -> None:
+    """Copy a panel that is narrower than a tile."""
+    none = zeros(p.t.vector_b)
+    with loop_over(index(0), here.depth, index(1)) as at:
+        for offset, column, mask in here.columns(p.t):
+            place = [arith.addi(here.k, at), column]
+            x = vector.maskedload(p.t.vector_b, p.b, place, mask, none)
+            vector.store(widen(x, p.t.vector), p.panel, [at, offset])
+
+
+# %% 03_passes.md § The panel (3)
 SHIFT = 16  # shares are counted in parts of 65,536
 
 
@@ -254,7 +262,7 @@ def fetch_next(p: Product, here: Panel, rows: int, i: ir.Value, at: ir.Value
         memref.prefetch(p.b, place, False, 3, True)  # to read; to level 1
 
 
-# %% 03_passes.md § The panel (3)
+# %% 03_passes.md § The panel (4)
 def pack_columns(p: Product, here: Panel) -> None:
     """Copy a panel of B that is stored as B.T: square by square, turned over.
 
@@ -328,7 +336,8 @@ class Block:
             width=arith.minui(arith.subi(right, j), wide),
             first=arith.cmpi(ULT, k, self.depth), last=last,
             row=arith.subi(arith.muli(number, self.rows), self.top),
-            next=self.following(k, j, last, left, right))
+            next=self.following(k, j, last, left, right),
+            whole=arith.cmpi(ULE, arith.addi(j, wide), right))
 
     def following(self, k: ir.Value, j: ir.Value, last: ir.Value, left: ir.Value,
                   right: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -366,6 +375,8 @@ def for_each_tile(p: Product, here: Panel) -> None:
     end = arith.addi(top, here.block.rows)
     if p.t.kernel.columns:
         pack_columns(p, here)
+    else:
+        either(here.whole, lambda: None, lambda: pack_edge(p, here))
     for height in TILE_ROWS[p.t.kernel.bits]:
         whole = arith.divui(arith.subi(end, done), index(height))
         stop = arith.addi(done, arith.muli(whole, index(height)))
@@ -375,11 +386,11 @@ def for_each_tile(p: Product, here: Panel) -> None:
 
 
 def one_tile(p: Product, here: Panel, rows: int, i: ir.Value) -> None:
-    """A tile, which reads B itself if it is the first one."""
+    """A tile, which reads B itself if no panel was made."""
     def at(reader: Callable[[Product, Panel], Read]) -> Build:
         return lambda: tile(p, here, rows, i, reader(p, here))
 
     if p.t.kernel.columns:
         return at(from_panel)()
     first = arith.cmpi(arith.CmpIPredicate.eq, i, here.block.top)
-    either(first, at(from_matrix), at(from_panel))
+    either(arith.andi(first, here.whole), at(from_matrix), at(from_panel))
