@@ -61,32 +61,73 @@ def check(kernel, m, k, n):
         assert (frame[:, :4] == 7).all() and (frame[:, 4 + n:] == 7).all()
 
 
-SIZES = {
+ROW = [(1, 1, 1), (1, 3, 5), (1, 8, 16), (1, 9, 31), (1, 63, 33), (1, 257, 40), (1, 768, 17),
+       (1, 6, 301)]
+SIZES = {  # rows up to 32 and more, one panel and several of them, one block and several
     "matmul": [(1, 1, 1), (2, 3, 5), (7, 9, 31), (8, 16, 16), (13, 300, 33), (15, 257, 40),
-               (16, 512, 17), (31, 5, 64)],
-    "dots": [(1, 1, 1), (1, 3, 5), (1, 8, 16), (1, 9, 31), (1, 63, 33), (1, 257, 40),
-               (1, 768, 17)],
+               (16, 512, 17), (31, 5, 64), (32, 65, 70), (33, 129, 50), (47, 256, 100),
+               (64, 130, 1100), (3, 40, 5000), (255, 140, 300)],
+    "dots": ROW, "row": ROW,
 }
+KINDS = [("dots", True), ("row", False), ("matmul", True), ("matmul", False)]
 
 
-KINDS = [("dots", True, 256), ("matmul", True, 256), ("matmul", False, 256),
-         ("matmul", False, 32), ("matmul", True, 16)]
-
-
-@pytest.mark.parametrize("kind, columns, depth", KINDS)
+@pytest.mark.parametrize("kind, columns", KINDS)
 @pytest.mark.parametrize("bits", [128, 256, 512])
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
-def test_products_of_all_sizes(kind, columns, depth, bits, types):
+def test_products_of_all_sizes(kind, columns, bits, types):
     if bits > native.host().vector_bits:
         pytest.skip("this processor has no such vectors")
     for m, k, n in SIZES[kind]:
-        check(Kernel(kind, types, columns, bits, depth), m, k, n)
+        check(Kernel(kind, types, columns, bits), m, k, n)
 
 
 def test_more_rows_than_a_block_holds():
-    for depth in (32, 256):
-        check(Kernel("matmul", ("f32", "f32", "f32"), False,
-                     native.host().vector_bits, depth), 523, 40, 33)
+    for m, k, n in ((523, 40, 33), (257, 300, 40), (300, 129, 130)):
+        check(Kernel("matmul", ("f32", "f32", "f32"), False, native.host().vector_bits),
+              m, k, n)
+
+
+def test_one_row_and_many_have_the_same_bits():
+    """A row of a product does not depend on the rows beside it."""
+    bits, types = native.host().vector_bits, ("f64", "f32", "f64")
+    a, b = numbers((70, 300), "f64"), numbers((300, 200), "f32")
+    rows = [np.empty((m, 200)) for m in (1, 20, 70)]
+    product(Kernel("row", types, False, bits))(a[:1], b, rows[0], True)
+    for c in rows[1:]:
+        product(Kernel("matmul", types, False, bits))(a[:len(c)], b, c, True)
+    assert (rows[0] == rows[1][:1]).all() and (rows[1] == rows[2][:20]).all()
+
+
+@pytest.mark.parametrize("kind, columns", KINDS)
+@pytest.mark.parametrize("m", [1, 3, 40])
+def test_nothing_is_read_beyond_the_end(kind, columns, m):
+    """Each factor ends where its pages end; what lies there must not be touched."""
+    if kind in ("dots", "row") and m > 1:
+        pytest.skip("for one row")
+    program = f"""
+import ctypes, mmap
+import numpy as np
+import test_schedule as t
+libc = ctypes.CDLL(None)
+
+def at_the_end(x):
+    pages = -(-x.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(whole))
+    libc.mprotect(ctypes.c_void_p(start + pages), mmap.PAGESIZE, 0)
+    y = np.frombuffer(whole, x.dtype, x.size, pages - x.nbytes).reshape(x.shape)
+    y[...] = x
+    return y
+
+kernel = t.Kernel({kind!r}, ("f64", "f32", "f64"), {columns}, t.native.host().vector_bits)
+for k, n in ((1, 1), (5, 3), (63, 17), (130, 31), (257, 130)):
+    a, b = t.numbers(({m}, k), "f64"), t.numbers((k, n), "f32")
+    c = at_the_end(np.zeros(({m}, n)))
+    t.product(kernel)(at_the_end(a), at_the_end(b.T if {columns} else b), c, True)
+    np.testing.assert_allclose(c, a @ b, rtol=1e-11, atol=1e-9)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent)
 
 
 DIGESTS = """
@@ -96,8 +137,8 @@ import test_schedule as t
 from tinymlir import native, threads
 dice, bits = np.random.default_rng(5), native.host().vector_bits
 digest = hashlib.sha256()
-for kind, columns, m in (("dots", True, 1), ("matmul", False, 1), ("matmul", False, 40),
-                         ("matmul", True, 40)):
+for kind, columns, m in (("dots", True, 1), ("row", False, 1), ("matmul", False, 1),
+                         ("matmul", False, 40), ("matmul", True, 40)):
     kernel = t.Kernel(kind, ("f64", "f32", "f64"), columns, bits,
                       parallel=threads.count() > 1)
     for k, n in ((700, 401), (1000, 1003), (300, 3001), (3000, 97)):
