@@ -100,7 +100,7 @@ FAULTS = [
           "(a != b)", "test_bands.py"),
     Fault("a band counts its rows from 0", "bands", "(once and not counts and",
           "(once and", "test_bands.py"),
-    Fault("a square keeps one corner", "schedule", "left = [x + n - half if x & half else x",
+    Fault("a square keeps one corner", "squares", "left = [x + n - half if x & half else x",
           "left = [x if x & half else x", "test_schedule.py"),
     Fault("the sums of all panels are kept in one place", "schedule",
           "arith.muli(number, self.rows)", "index(0)", "test_schedule.py"),

@@ -171,3 +171,24 @@ def test_factors_with_strides():
         c = np.empty((x.shape[0], y.shape[1]))
         product(kernel)(x, y, c, True)
         np.testing.assert_allclose(c, x @ y, rtol=1e-12, atol=1e-12)
+
+
+SMALL = """
+import threading
+import numpy as np
+from tinymlir import jit
+function, a, b = jit(lambda x, y: x @ y), np.ones((300, 200)), np.ones((200, 300), np.float32)
+function(a, b)
+threading.stack_size(128 << 10)
+thread = threading.Thread(target=lambda: print(function(a, b).sum()))
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_small_stack_is_enough(count):
+    done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True,
+                          check=True, env=os.environ | {"TINYMLIR_THREADS": str(count),
+                                                        "OMP_STACKSIZE": "128K"})
+    assert float(done.stdout) == 300 * 200 * 300

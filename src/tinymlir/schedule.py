@@ -96,11 +96,10 @@ class Types:
         self.vector_b = ir.VectorType.get([lanes], ir.Type.parse(b))
         self.mask = ir.VectorType.get([lanes], ir.IntegerType.get_signless(1))
 
-    def buffer(self, rows: int) -> ir.Value:
-        """Memory for so many rows of a tile's width, while the kernel runs."""
-        wide, number = VECTORS * self.kernel.lanes, self.vector.element_type
-        kind = ir.MemRefType.get([rows, wide], number)
-        return memref.alloca(kind, [], [], alignment=LINE)
+        wide, number = VECTORS * lanes, self.vector.element_type
+        self.panel = ir.MemRefType.get([DEEP, wide], number)
+        any_number = ir.ShapedType.get_dynamic_size()
+        self.sums = ir.MemRefType.get([any_number, wide], number)
 
 
 # %% 03_passes.md § The innermost loop (3)
@@ -263,6 +262,9 @@ def fetch_next(p: Product, here: Panel, rows: int, i: ir.Value, at: ir.Value
 
 
 # %% 03_passes.md § The panel (4)
+from tinymlir.squares import turned
+
+
 def pack_columns(p: Product, here: Panel) -> None:
     """Copy a panel of B that is stored as B.T: square by square, turned over.
 
@@ -283,20 +285,6 @@ def pack_columns(p: Product, here: Panel) -> None:
             for i, x in enumerate(turned(square)):
                 vector.store(widen(x, t.vector), p.panel,
                              [arith.addi(at, index(i)), column])
-
-
-def turned(rows: list[ir.Value]) -> list[ir.Value]:
-    """The columns of a square of numbers: swap two corners, then the corners of
-    each quarter, and so on."""
-    rows, n = list(rows), len(rows)
-    for half in (n >> i for i in range(1, n.bit_length())):
-        for i in (i for i in range(n) if not i & half):
-            pair = rows[i], rows[i + half]
-            left = [x + n - half if x & half else x for x in range(n)]
-            right = [x + n if x & half else x + half for x in range(n)]
-            rows[i] = vector.shuffle(*pair, left)
-            rows[i + half] = vector.shuffle(*pair, right)
-    return rows
 
 
 # %% 03_passes.md § The loops around it (1)
@@ -342,10 +330,12 @@ class Block:
     def following(self, k: ir.Value, j: ir.Value, last: ir.Value, left: ir.Value,
                   right: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The panel to fetch: to the right, else below, else in the next block."""
-        column = arith.addi(j, self.ahead)
+        step = arith.subi(arith.addi(j, self.ahead), left)
+        column = arith.addi(left, step)
         inside = arith.cmpi(ULT, column, right)
+        panels = arith.ceildivui(arith.subi(right, left), self.wide)
+        back = arith.addi(left, arith.remui(step, arith.muli(panels, self.wide)))
         under = arith.select(last, index(0), arith.addi(k, self.depth))
-        back = arith.addi(left, arith.subi(column, right))
         same = arith.ori(inside, last)
         return arith.select(inside, k, under), arith.select(same, column, back)
 
@@ -357,8 +347,10 @@ Part = tuple[ir.Value, ir.Value]  # the first column, and the one after the last
 def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
            part: Part) -> None:
     """C += A @ B by panels of B and tiles of C, for a part of the columns."""
-    p = Product(t, a, b, c, fresh, t.buffer(DEEP), t.buffer(ROWS * PANELS))
     rows, depths = memref.dim(a, index(0)), memref.dim(a, index(1))
+    sums = keep_sums(t, rows, depths, part)
+    panel = memref.alloca(t.panel, [], [], alignment=LINE)
+    p = Product(t, a, b, c, fresh, panel, sums)
     with loop_over(index(0), rows, index(ROWS)) as top:
         span = arith.minui(arith.subi(rows, top), index(ROWS))
         block = Block(t, top, span, depths)
@@ -367,10 +359,21 @@ def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
             with (loop_over(index(0), depths, block.depth) as k,
                   loop_over(left, right, block.wide) as j):
                 for_each_tile(p, block.panel(k, j, left, right))
+    memref.dealloc(sums)
+
+
+def keep_sums(t: Types, rows: ir.Value, depths: ir.Value, part: Part) -> ir.Value:
+    """The buffer of sums: not larger than this product needs."""
+    wide = index(VECTORS * t.kernel.lanes)
+    panels = arith.ceildivui(arith.subi(part[1], part[0]), wide)
+    tall = arith.muli(arith.minui(rows, index(ROWS)), panels)
+    several = arith.cmpi(ULT, index(SHALLOW), depths)  # one panel needs no sums
+    need = arith.select(several, arith.minui(tall, index(ROWS * PANELS)), index(0))
+    return memref.alloc(t.sums, [need], [], alignment=LINE)
 
 
 def for_each_tile(p: Product, here: Panel) -> None:
-    """Tiles of 8 rows, then of 4, 2 and 1 for the rows that are left."""
+    """The highest tiles, then smaller ones for the rows that are left."""
     top = done = here.block.top
     end = arith.addi(top, here.block.rows)
     if p.t.kernel.columns:
