@@ -4,10 +4,12 @@
 """`if` and `for` of the scf dialect, for code that builds kernels (chapter 3)."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mlir import ir
-from mlir.dialects import scf
+from mlir.dialects import arith, scf
+
+from tinymlir.scalars import index
 
 Build = Callable[[], list[ir.Value] | None]
 
@@ -37,3 +39,14 @@ class loop_over:
         if error[0] is None:
             scf.YieldOp([])
         self.at.__exit__(*error)
+
+
+def stretches(start: ir.Value, stop: ir.Value, sizes: Sequence[int]
+              ) -> Iterator[tuple[ir.Value, ir.Value, int]]:
+    """For each size, falling: a start, a stop, and that size as the step between.
+    Each takes as many whole steps as fit, the next one what is left."""
+    for size in sizes:
+        whole = arith.divui(arith.subi(stop, start), index(size))
+        middle = arith.addi(start, arith.muli(whole, index(size)))
+        yield start, middle, size
+        start = middle

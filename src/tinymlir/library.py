@@ -37,7 +37,8 @@ def share(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value) -> N
     large = arith.cmpi(arith.CmpIPredicate.uge, work, index(WORTHWHILE))
     workers = arith.select(large, threads(), index(1))
     wide = index(VECTORS * t.kernel.lanes)
-    size = arith.muli(round_up(round_up(columns, wide), workers), wide)
+    panels = arith.ceildivui(columns, wide)
+    size = arith.muli(arith.ceildivui(panels, workers), wide)
 
     def one(i: ir.Value) -> None:
         first = arith.minui(arith.muli(i, size), columns)
@@ -51,11 +52,6 @@ def share(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value) -> N
     with ir.InsertionPoint(choice.else_block):
         one(index(0))
         scf.YieldOp([])
-
-
-def round_up(x: ir.Value, y: ir.Value) -> ir.Value:
-    """x / y, rounded up."""
-    return arith.divui(arith.addi(x, arith.subi(y, index(1))), y)
 
 
 def threads() -> ir.Value:

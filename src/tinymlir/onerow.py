@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from mlir import ir
 from mlir.dialects import arith, memref, scf, vector
 
-from tinymlir.flow import loop_over
+from tinymlir.flow import loop_over, stretches
 from tinymlir.scalars import index
 from tinymlir.schedule import Part, Types, add, multiply_add, widen, zeros
 
@@ -20,8 +20,7 @@ def row(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
         part: Part) -> None:
     """C[0, j] += A[0, k] * B[k, j] for all k, and for a part of the j."""
     depth = memref.dim(a, index(1))
-    middle = arith.muli(arith.divui(depth, index(ABREAST)), index(ABREAST))
-    for start, stop, count in ((index(0), middle, ABREAST), (middle, depth, 1)):
+    for start, stop, count in stretches(index(0), depth, (ABREAST, 1)):
         with loop_over(start, stop, index(count)) as k:
             lines = [arith.addi(k, index(i)) for i in range(count)]
             zero = arith.cmpi(arith.CmpIPredicate.eq, k, index(0))
@@ -45,15 +44,12 @@ def add_rows(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
         for x, j in zip(sums, places):
             store(x, c, [index(0), j])
 
-    first, last = part
-    wide = ABREAST * lanes
-    whole = arith.divui(arith.subi(last, first), index(wide))
-    middle = arith.addi(first, arith.muli(whole, index(wide)))
+    first, middle, wide = next(stretches(*part, [ABREAST * lanes]))
     with loop_over(first, middle, index(wide)) as j:
         places = [arith.addi(j, index(v)) for v in range(0, wide, lanes)]
         add_vectors(places, vector.load, vector.store)
-    with loop_over(middle, last, index(lanes)) as j:
-        mask = vector.create_mask(t.mask, [arith.subi(last, j)])
+    with loop_over(middle, part[1], index(lanes)) as j:
+        mask = vector.create_mask(t.mask, [arith.subi(part[1], j)])
         add_vectors([j], masked(mask),
                     lambda x, m, at: vector.maskedstore(m, at, mask, x))
 
@@ -67,10 +63,7 @@ def masked(mask: ir.Value) -> Callable:
 def dots(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
          part: Part) -> None:
     """C[0, j] += dot(A[0], B[j]), with B as it is stored, for a part of the j."""
-    first, last = part
-    whole = arith.divui(arith.subi(last, first), index(ABREAST))
-    middle = arith.addi(first, arith.muli(whole, index(ABREAST)))
-    for start, stop, count in ((first, middle, ABREAST), (middle, last, 1)):
+    for start, stop, count in stretches(*part, (ABREAST, 1)):
         with loop_over(start, stop, index(count)) as j:
             lines = [arith.addi(j, index(i)) for i in range(count)]
             for line, sums in zip(lines, dot(t, a, b, lines)):
@@ -83,8 +76,8 @@ def dots(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
 def dot(t: Types, a: ir.Value, b: ir.Value, lines: list[ir.Value]
         ) -> list[ir.Value]:
     """For each line a vector whose lanes add up to dot(A[0], B[line])."""
-    depth, lanes = memref.dim(a, index(1)), index(t.kernel.lanes)
-    whole = arith.muli(arith.divui(depth, lanes), lanes)
+    depth = memref.dim(a, index(1))
+    start, whole, lanes = next(stretches(index(0), depth, [t.kernel.lanes]))
 
     def add_products(k: ir.Value, load: Callable, sums: Iterable[ir.Value]
                      ) -> list[ir.Value]:
@@ -92,7 +85,7 @@ def dot(t: Types, a: ir.Value, b: ir.Value, lines: list[ir.Value]
         found = [widen(load(t.vector_b, b, [line, k]), t.vector) for line in lines]
         return [multiply_add(x, y, total) for y, total in zip(found, sums)]
 
-    loop = scf.ForOp(index(0), whole, lanes, [zeros(t.vector)] * len(lines))
+    loop = scf.ForOp(start, whole, index(lanes), [zeros(t.vector)] * len(lines))
     with ir.InsertionPoint(loop.body):
         k = loop.induction_variable
         for line in lines:

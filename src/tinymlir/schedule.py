@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.dialects import arith, memref, scf, vector
 
-from tinymlir.flow import Build, either, loop_over
+from tinymlir.flow import Build, either, loop_over, stretches
 from tinymlir.scalars import index
 
 VECTORS = 2  # vectors in a row of the register tile
@@ -95,7 +95,6 @@ class Types:
         self.vector_a = ir.VectorType.get([lanes], ir.Type.parse(a))
         self.vector_b = ir.VectorType.get([lanes], ir.Type.parse(b))
         self.mask = ir.VectorType.get([lanes], ir.IntegerType.get_signless(1))
-
         wide, number = VECTORS * lanes, self.vector.element_type
         self.panel = ir.MemRefType.get([DEEP, wide], number)
         any_number = ir.ShapedType.get_dynamic_size()
@@ -330,8 +329,8 @@ class Block:
     def following(self, k: ir.Value, j: ir.Value, last: ir.Value, left: ir.Value,
                   right: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The panel to fetch: to the right, else below, else in the next block."""
-        step = arith.subi(arith.addi(j, self.ahead), left)
-        column = arith.addi(left, step)
+        column = arith.addi(j, self.ahead)
+        step = arith.subi(column, left)
         inside = arith.cmpi(ULT, column, right)
         panels = arith.ceildivui(arith.subi(right, left), self.wide)
         back = arith.addi(left, arith.remui(step, arith.muli(panels, self.wide)))
@@ -374,18 +373,15 @@ def keep_sums(t: Types, rows: ir.Value, depths: ir.Value, part: Part) -> ir.Valu
 
 def for_each_tile(p: Product, here: Panel) -> None:
     """The highest tiles, then smaller ones for the rows that are left."""
-    top = done = here.block.top
+    top = here.block.top
     end = arith.addi(top, here.block.rows)
     if p.t.kernel.columns:
         pack_columns(p, here)
     else:
         either(here.whole, lambda: None, lambda: pack_edge(p, here))
-    for height in TILE_ROWS[p.t.kernel.bits]:
-        whole = arith.divui(arith.subi(end, done), index(height))
-        stop = arith.addi(done, arith.muli(whole, index(height)))
-        with loop_over(done, stop, index(height)) as i:
+    for first, last, height in stretches(top, end, TILE_ROWS[p.t.kernel.bits]):
+        with loop_over(first, last, index(height)) as i:
             one_tile(p, here, height, i)
-        done = stop
 
 
 def one_tile(p: Product, here: Panel, rows: int, i: ir.Value) -> None:
