@@ -59,6 +59,16 @@ def test_more_than_the_ring_holds_is_given_back():
         GIVE(piece)
 
 
+def test_a_piece_stays_while_there_is_room():
+    """Small pieces that come and go do not push a large one out."""
+    large = TAKE(5_000_001)
+    GIVE(large)
+    for i in range(5 * pool.PLACES):
+        GIVE(TAKE(150_000 + i % 3))
+    assert TAKE(5_000_001) == large
+    GIVE(large)
+
+
 def test_a_piece_above_the_limit_is_not_kept():
     GIVE(TAKE(pool.LIMIT + 1))  # only that it does not crash, nor keep hold of the lock
     GIVE(None)

@@ -79,7 +79,7 @@ def library_code(fields: tuple) -> native.Code:
     if kept is None:
         kept = [], compiled_library(fields)
         store.write(key, *kept)
-    return native.Code(kept[1], threads.symbols())
+    return native.Code(kept[1], threads.symbols() | pool.symbols())
 
 
 # %% 04_jit.md § From a graph to a function (3)

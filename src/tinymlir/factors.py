@@ -12,9 +12,9 @@ from mlir.dialects import arith, memref
 
 from tinymlir.groups import Linear
 from tinymlir.kernels import Array, at, below, guarded, load, plus, scaled, store
+from tinymlir.lanes import widen
 from tinymlir.plan import BYTES
 from tinymlir.scalars import index, like
-from tinymlir.schedule import widen
 
 
 # %% 08_gpu.md § Products (2)

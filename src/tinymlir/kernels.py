@@ -14,9 +14,9 @@ from mlir.dialects import math as math_
 
 from tinymlir.groups import (
     PRODUCTS, Group, Linear, Member, address, linear, number_of)
+from tinymlir.lanes import widen
 from tinymlir.plan import BYTES
 from tinymlir.scalars import index
-from tinymlir.schedule import widen
 
 
 # %% 08_gpu.md § Building a kernel (2)

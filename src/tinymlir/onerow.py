@@ -10,8 +10,9 @@ from mlir import ir
 from mlir.dialects import arith, memref, scf, vector
 
 from tinymlir.flow import loop_over, stretches
+from tinymlir.lanes import add, multiply_add, widen, zeros
 from tinymlir.scalars import index
-from tinymlir.schedule import Part, Types, add, multiply_add, widen, zeros
+from tinymlir.schedule import Part, Types
 
 ABREAST = 4  # rows of B at a time
 

@@ -10,6 +10,7 @@ from functools import cache
 from tinymlir import native, store
 
 PLACES, LARGE, LIMIT = 32, 1 << 16, 256 << 20  # bytes; smaller pieces are not kept
+TRIES = 200  # to get the flag
 TAKE = f"""
 %place = type {{ ptr, i64 }}
 @ring = internal global [{PLACES} x %place] zeroinitializer
@@ -20,12 +21,18 @@ declare ptr @malloc(i64)
 declare void @free(ptr)
 
 define ptr @take(i64 %n) {{
+entry:
   %large = icmp uge i64 %n, {LARGE}
   br i1 %large, label %try, label %fresh
 try:
+  %tried = phi i64 [ 0, %entry ], [ %again, %wait ]
   %old = cmpxchg ptr @busy, i8 0, i8 1 acquire monotonic
   %mine = extractvalue {{ i8, i1 }} %old, 1
-  br i1 %mine, label %scan, label %fresh
+  br i1 %mine, label %scan, label %wait
+wait:
+  %again = add i64 %tried, 1
+  %patient = icmp ult i64 %again, {TRIES}
+  br i1 %patient, label %try, label %fresh
 scan:
   %i = phi i64 [ 0, %try ], [ %next, %miss ]
   %at = getelementptr %place, ptr @ring, i64 %i
@@ -76,33 +83,49 @@ look:
   %keep = and i1 %large, %fits
   br i1 %keep, label %try, label %drop
 try:
+  %tried = phi i64 [ 0, %look ], [ %again, %wait ]
   %old = cmpxchg ptr @busy, i8 0, i8 1 acquire monotonic
   %mine = extractvalue {{ i8, i1 }} %old, 1
-  br i1 %mine, label %evict, label %drop
-evict:
-  %turn = load i64, ptr @turn
-  %at = getelementptr %place, ptr @ring, i64 %turn
+  br i1 %mine, label %scan, label %wait
+wait:
+  %again = add i64 %tried, 1
+  %patient = icmp ult i64 %again, {TRIES}
+  br i1 %patient, label %try, label %drop
+scan:
+  %i = phi i64 [ 0, %try ], [ %next, %taken ], [ 0, %out ]
+  %at = getelementptr %place, ptr @ring, i64 %i
   %there = getelementptr %place, ptr %at, i64 0, i32 1
-  %next = add i64 %turn, 1
-  %round = urem i64 %next, {PLACES}
-  store i64 %round, ptr @turn
   %size = load i64, ptr %there
   %empty = icmp eq i64 %size, 0
-  br i1 %empty, label %room, label %out
-out:
-  %other = load ptr, ptr %at
-  %begin = getelementptr i8, ptr %other, i64 -64
-  call void @free(ptr %begin)
-  store i64 0, ptr %there
-  %was = load i64, ptr @held
-  %is = sub i64 %was, %size
-  store i64 %is, ptr @held
-  br label %room
+  br i1 %empty, label %room, label %taken
+taken:
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, {PLACES}
+  br i1 %more, label %scan, label %evict
 room:
   %held = load i64, ptr @held
   %sum = add i64 %held, %n
   %over = icmp ugt i64 %sum, {LIMIT}
   br i1 %over, label %evict, label %put
+evict:
+  %turn = load i64, ptr @turn
+  %following = add i64 %turn, 1
+  %round = urem i64 %following, {PLACES}
+  store i64 %round, ptr @turn
+  %oldest = getelementptr %place, ptr @ring, i64 %turn
+  %length = getelementptr %place, ptr %oldest, i64 0, i32 1
+  %many = load i64, ptr %length
+  %nothing = icmp eq i64 %many, 0
+  br i1 %nothing, label %evict, label %out
+out:
+  %other = load ptr, ptr %oldest
+  %begin = getelementptr i8, ptr %other, i64 -64
+  call void @free(ptr %begin)
+  store i64 0, ptr %length
+  %was = load i64, ptr @held
+  %is = sub i64 %was, %many
+  store i64 %is, ptr @held
+  br label %scan
 put:
   store ptr %piece, ptr %at
   store i64 %n, ptr %there

@@ -16,9 +16,9 @@ from tinymlir.groups import PRODUCTS, Group, Member, number_of
 from tinymlir.kernels import (
     KERNELS, WARP, Array, Built, Kernel, Numbers, Place, Scope, below, block_id,
     both, constant, guarded, plus, scaled, split, thread_id)
+from tinymlir.lanes import add
 from tinymlir.maps import formulas, vector_lanes
 from tinymlir.scalars import index
-from tinymlir.schedule import add
 
 
 # %% 08_gpu.md § Rows (2)

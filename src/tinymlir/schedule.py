@@ -42,42 +42,9 @@ class Kernel:
 
 
 # %% 03_passes.md § The innermost loop (1)
-def matrix(element: str, strides: str) -> ir.MemRefType:
-    """A matrix of unknown size, such as strides="?, 1"."""
-    return ir.MemRefType(ir.Type.parse(
-        f"memref<?x?x{element}, strided<[{strides}], offset: ?>>"))
+from tinymlir.lanes import matrix, multiply_add, widen, zeros
 
 
-def widen(x: ir.Value, to: ir.Type) -> ir.Value:
-    """The same numbers in a wider type (floats and integers)."""
-    if x.type == to:
-        return x
-    kind = ir.VectorType(to).element_type if isinstance(to, ir.VectorType) else to
-    return (arith.extsi if isinstance(kind, ir.IntegerType) else arith.extf)(to, x)
-
-
-def multiply_add(a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a * b + c on vectors: one rounding for floats."""
-    if isinstance(ir.VectorType(c.type).element_type, ir.IntegerType):
-        return arith.addi(arith.muli(a, b), c)
-    return vector.fma(a, b, c)
-
-
-def add(x: ir.Value, y: ir.Value) -> ir.Value:
-    """The sum of two numbers, or of two vectors."""
-    many = isinstance(x.type, ir.VectorType)
-    kind = ir.VectorType(x.type).element_type if many else x.type
-    return (arith.addi if isinstance(kind, ir.IntegerType) else arith.addf)(x, y)
-
-
-def zeros(kind: ir.VectorType) -> ir.Value:
-    number = kind.element_type
-    zero = (ir.IntegerAttr if isinstance(number, ir.IntegerType) else ir.FloatAttr)
-    splat = ir.DenseElementsAttr.get_splat(kind, zero.get(number, 0))
-    return arith.constant(kind, splat)
-
-
-# %% 03_passes.md § The innermost loop (2)
 @dataclass
 class Types:
     """The MLIR types of a kernel."""
@@ -99,12 +66,13 @@ class Types:
         self.panel = ir.MemRefType.get([DEEP, wide], number)
         any_number = ir.ShapedType.get_dynamic_size()
         self.sums = ir.MemRefType.get([any_number, wide], number)
+        self.note = ir.MemRefType.get([], ir.IntegerType.get_signless(8))
 
 
-# %% 03_passes.md § The innermost loop (3)
+# %% 03_passes.md § The innermost loop (2)
 @dataclass
 class Product:
-    """A product under way: three matrices, and two buffers of its own."""
+    """A product under way: three matrices, and what it needs for itself."""
 
     t: Types
     a: ir.Value
@@ -113,6 +81,7 @@ class Product:
     fresh: ir.Value  # does C hold nothing yet?
     panel: ir.Value
     sums: ir.Value
+    note: ir.Value  # about the panel, see below
 
 
 @dataclass
@@ -144,7 +113,7 @@ class Panel:
                 for r in range(len(lines)) for v in range(VECTORS)]
 
 
-# %% 03_passes.md § The innermost loop (4)
+# %% 03_passes.md § The innermost loop (3)
 Read = Callable[[ir.Value], list[ir.Value]]  # a row of the panel, as vectors
 
 
@@ -166,7 +135,7 @@ def tile(p: Product, here: Panel, rows: int, i: ir.Value, read: Read) -> None:
     leave(p, here, lines, list(loop.results))
 
 
-# %% 03_passes.md § The innermost loop (5)
+# %% 03_passes.md § The innermost loop (4)
 def begun(p: Product, here: Panel, lines: list[ir.Value]) -> list[ir.Value]:
     """The sums so far: from C, zeros, or what `leave` has kept."""
     t, none = p.t, zeros(p.t.vector)
@@ -286,11 +255,24 @@ def pack_columns(p: Product, here: Panel) -> None:
                              [arith.addi(at, index(i)), column])
 
 
+# %% 03_passes.md § Zeros (1)
+from tinymlir.blank import forget, known_finite, only_zeros, truth
+
+
+def adds_nothing(p: Product, here: Panel, lines: list[ir.Value]) -> ir.Value:
+    """Are these lines of A blank, and is 0 times the panel 0?"""
+    t = p.t
+    blank = only_zeros(p.a, t.vector_a, lines, here.k, here.depth)
+    return either(blank,
+                  lambda: [known_finite(p.note, p.panel, t.vector, here.depth)],
+                  lambda: [truth(False)], [blank.type])[0]
+
+
 # %% 03_passes.md § The loops around it (1)
 ROWS = 256  # rows of A that stay in the second level of cache
 PANELS = 8  # with so many rows; of fewer rows, more of them
 SHALLOW, DEEP = 32, 128  # rows of B in a panel, for few rows of A and for more
-ULE, ULT = arith.CmpIPredicate.ule, arith.CmpIPredicate.ult
+EQUAL, ULE, ULT = (getattr(arith.CmpIPredicate, x) for x in ("eq", "ule", "ult"))
 
 
 @dataclass
@@ -349,7 +331,7 @@ def matmul(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value,
     rows, depths = memref.dim(a, index(0)), memref.dim(a, index(1))
     sums = keep_sums(t, rows, depths, part)
     panel = memref.alloca(t.panel, [], [], alignment=LINE)
-    p = Product(t, a, b, c, fresh, panel, sums)
+    p = Product(t, a, b, c, fresh, panel, sums, memref.alloca(t.note, [], []))
     with loop_over(index(0), rows, index(ROWS)) as top:
         span = arith.minui(arith.subi(rows, top), index(ROWS))
         block = Block(t, top, span, depths)
@@ -375,6 +357,7 @@ def for_each_tile(p: Product, here: Panel) -> None:
     """The highest tiles, then smaller ones for the rows that are left."""
     top = here.block.top
     end = arith.addi(top, here.block.rows)
+    forget(p.note)
     if p.t.kernel.columns:
         pack_columns(p, here)
     else:
@@ -391,5 +374,17 @@ def one_tile(p: Product, here: Panel, rows: int, i: ir.Value) -> None:
 
     if p.t.kernel.columns:
         return at(from_panel)()
-    first = arith.cmpi(arith.CmpIPredicate.eq, i, here.block.top)
-    either(arith.andi(first, here.whole), at(from_matrix), at(from_panel))
+    first = arith.cmpi(EQUAL, i, here.block.top)
+    either(arith.andi(first, here.whole), at(from_matrix),
+           lambda: unless_blank(p, here, rows, i, at(from_panel)))
+
+
+def unless_blank(p: Product, here: Panel, rows: int, i: ir.Value, build: Build
+                 ) -> None:
+    """Build a tile that is skipped if it adds nothing, unless it is a small one."""
+    integers = isinstance(p.t.vector.element_type, ir.IntegerType)
+    if integers or rows < TILE_ROWS[p.t.kernel.bits][0]:
+        return build()
+    lines = [arith.addi(i, index(r)) for r in range(rows)]
+    either(adds_nothing(p, here, lines),
+           lambda: leave(p, here, lines, begun(p, here, lines)), build)

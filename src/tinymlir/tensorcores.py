@@ -17,8 +17,8 @@ from tinymlir.groups import Group
 from tinymlir.kernels import (
     KERNELS, UNROLL, WARP, Array, Built, Kernel, Place, block_id, plus, scaled,
     split, thread_id)
+from tinymlir.lanes import zeros
 from tinymlir.scalars import index
-from tinymlir.schedule import zeros
 from tinymlir.tiles import FULLY, Pipeline, Product, write_piece
 
 

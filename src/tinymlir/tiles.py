@@ -18,9 +18,9 @@ from tinymlir.groups import Group, Linear
 from tinymlir.kernels import (
     KERNELS, UNROLL, Array, Built, Kernel, Numbers, Place, Scope, below, block_id,
     both, guarded, load, plus, scaled, split, thread_id)
+from tinymlir.lanes import multiply_add, zeros
 from tinymlir.plan import BYTES
 from tinymlir.scalars import index
-from tinymlir.schedule import multiply_add, zeros
 
 
 # %% 08_gpu.md § The kernel (2)

@@ -19,11 +19,11 @@ from tinymlir.groups import Linear, dense, linear, shape_of
 from tinymlir.kernels import (
     WARP, Built, Kernel, Place, at, below, block_id, guarded, load, load_lanes,
     plus, product_of, split, store_lanes, thread_id)
+from tinymlir.lanes import widen
 from tinymlir.maps import each_point, vector_lanes
 from tinymlir.routines import RULES, Walker
 from tinymlir.rows import shuffled
 from tinymlir.scalars import index, stored
-from tinymlir.schedule import widen
 
 
 def view_of(b: Builder, node: Expr) -> View:

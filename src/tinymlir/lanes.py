@@ -1,0 +1,43 @@
+# Tangled from notebooks/03_passes.md: edit the chapter, not this file.
+
+# %% 03_passes.md § The innermost loop (1)
+"""Vectors of numbers, for code that builds kernels (chapter 3)."""
+from __future__ import annotations
+
+from mlir import ir
+from mlir.dialects import arith, vector
+
+
+def matrix(element: str, strides: str) -> ir.MemRefType:
+    """A matrix of unknown size, such as strides="?, 1"."""
+    return ir.MemRefType(ir.Type.parse(
+        f"memref<?x?x{element}, strided<[{strides}], offset: ?>>"))
+
+
+def widen(x: ir.Value, to: ir.Type) -> ir.Value:
+    """The same numbers in a wider type (floats and integers)."""
+    if x.type == to:
+        return x
+    kind = ir.VectorType(to).element_type if isinstance(to, ir.VectorType) else to
+    return (arith.extsi if isinstance(kind, ir.IntegerType) else arith.extf)(to, x)
+
+
+def multiply_add(a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """a * b + c on vectors: one rounding for floats."""
+    if isinstance(ir.VectorType(c.type).element_type, ir.IntegerType):
+        return arith.addi(arith.muli(a, b), c)
+    return vector.fma(a, b, c)
+
+
+def add(x: ir.Value, y: ir.Value) -> ir.Value:
+    """The sum of two numbers, or of two vectors."""
+    many = isinstance(x.type, ir.VectorType)
+    kind = ir.VectorType(x.type).element_type if many else x.type
+    return (arith.addi if isinstance(kind, ir.IntegerType) else arith.addf)(x, y)
+
+
+def zeros(kind: ir.VectorType) -> ir.Value:
+    number = kind.element_type
+    zero = (ir.IntegerAttr if isinstance(number, ir.IntegerType) else ir.FloatAttr)
+    splat = ir.DenseElementsAttr.get_splat(kind, zero.get(number, 0))
+    return arith.constant(kind, splat)
