@@ -62,7 +62,7 @@ def check(kernel, m, k, n):
 
 
 ROW = [(1, 1, 1), (1, 3, 5), (1, 8, 16), (1, 9, 31), (1, 63, 33), (1, 257, 40), (1, 768, 17),
-       (1, 6, 301)]
+       (1, 6, 301), (1, 64, 4100), (1, 65, 8200), (1, 531, 70), (1, 300, 4099)]
 SIZES = {  # rows up to 32 and more, one panel and several of them, one block and several
     "matmul": [(1, 1, 1), (2, 3, 5), (7, 9, 31), (8, 16, 16), (13, 300, 33), (15, 257, 40),
                (16, 512, 17), (31, 5, 64), (32, 65, 70), (33, 129, 50), (47, 256, 100),
@@ -88,43 +88,74 @@ def test_more_rows_than_a_block_holds():
               m, k, n)
 
 
-def test_one_row_and_many_have_the_same_bits():
+def test_few_rows_and_many_have_the_same_bits():
     """A row of a product does not depend on the rows beside it."""
     bits, types = native.host().vector_bits, ("f64", "f32", "f64")
     a, b = numbers((70, 300), "f64"), numbers((300, 200), "f32")
-    rows = [np.empty((m, 200)) for m in (1, 20, 70)]
-    product(Kernel("row", types, False, bits))(a[:1], b, rows[0], True)
-    for c in rows[1:]:
+    rows = [np.empty((m, 200)) for m in (2, 20, 70)]
+    for c in rows:
         product(Kernel("matmul", types, False, bits))(a[:len(c)], b, c, True)
-    assert (rows[0] == rows[1][:1]).all() and (rows[1] == rows[2][:20]).all()
+    assert (rows[0] == rows[1][:2]).all() and (rows[1] == rows[2][:20]).all()
+
+
+def moved(x, step):
+    """The same numbers, `step` elements after a border of 64 bytes."""
+    room = np.empty(x.size + 64 + step, x.dtype)
+    start = -room.ctypes.data // x.itemsize % (64 // x.itemsize) + step
+    there = room[start:start + x.size].reshape(x.shape)
+    there[...] = x
+    return there
+
+
+@pytest.mark.parametrize("kind, columns, m", [
+    ("dots", True, 1), ("row", False, 1), ("matmul", False, 20)])
+@pytest.mark.parametrize("types", TYPES[:4], ids="-".join)
+@pytest.mark.parametrize("k, n", [(768, 50), (257, 33), (300, 17), (20, 9), (1000, 5)])
+def test_bits_do_not_depend_on_where_the_arrays_lie(kind, columns, m, types, k, n):
+    kernel = Kernel(kind, types, columns, native.host().vector_bits)
+    a, b = numbers((m, k), types[0]), numbers((k, n), types[1])
+    stored = np.ascontiguousarray(b.T) if columns else b
+    found = set()
+    for step in range(16):
+        c = moved(np.zeros((m, n), DTYPE[types[2]]), step * 5 % 7)
+        product(kernel)(moved(a, step * 3 % 8), moved(stored, step), c, True)
+        found.add(c.tobytes())
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("kind, columns, m", [
     ("dots", True, 1), ("row", False, 1),
     *[("matmul", columns, m) for columns in (True, False) for m in (1, 3, 40)]])
-def test_nothing_is_read_beyond_the_end(kind, columns, m):
-    """Each factor ends where its pages end; what lies there must not be touched."""
+def test_nothing_is_read_beyond_the_ends(kind, columns, m):
+    """Each factor ends, or begins, where its pages do; what lies beyond must not be
+    touched."""
     program = f"""
 import ctypes, mmap
 import numpy as np
 import test_schedule as t
 libc = ctypes.CDLL(None)
 
-def at_the_end(x):
-    pages = -(-x.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    whole = mmap.mmap(-1, pages + mmap.PAGESIZE)
+def at_the_end(x, after=0):
+    pages = -(-(x.nbytes + after) // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = mmap.mmap(-1, pages + 2 * mmap.PAGESIZE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(whole))
-    libc.mprotect(ctypes.c_void_p(start + pages), mmap.PAGESIZE, 0)
-    y = np.frombuffer(whole, x.dtype, x.size, pages - x.nbytes).reshape(x.shape)
+    for border in (0, mmap.PAGESIZE + pages):
+        libc.mprotect(ctypes.c_void_p(start + border), mmap.PAGESIZE, 0)
+    place = mmap.PAGESIZE + (after or pages - x.nbytes)
+    y = np.frombuffer(whole, x.dtype, x.size, place).reshape(x.shape)
     y[...] = x
     return y
 
+def at_the_start(x):
+    return at_the_end(x, after=8)
+
 kernel = t.Kernel({kind!r}, ("f64", "f32", "f64"), {columns}, t.native.host().vector_bits)
-for k, n in ((1, 1), (5, 3), (63, 17), (130, 31), (257, 130)):
+for k, n in ((1, 1), (5, 3), (63, 17), (130, 31), (257, 130), (1001, 7)):
     a, b = t.numbers(({m}, k), "f64"), t.numbers((k, n), "f32")
-    c = at_the_end(np.zeros(({m}, n)))
-    t.product(kernel)(at_the_end(a), at_the_end(b.T if {columns} else b), c, True)
-    np.testing.assert_allclose(c, a @ b, rtol=1e-11, atol=1e-9)
+    for place in (at_the_end, at_the_start):
+        c = place(np.zeros(({m}, n)))
+        t.product(kernel)(place(a), place(b.T if {columns} else b), c, True)
+        np.testing.assert_allclose(c, a @ b, rtol=1e-11, atol=1e-9)
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent)
 
@@ -140,7 +171,7 @@ for kind, columns, m in (("dots", True, 1), ("row", False, 1), ("matmul", False,
                          ("matmul", False, 40), ("matmul", True, 40)):
     kernel = t.Kernel(kind, ("f64", "f32", "f64"), columns, bits,
                       parallel=threads.count() > 1)
-    for k, n in ((700, 401), (1000, 1003), (300, 3001), (3000, 97)):
+    for k, n in ((700, 401), (1000, 1003), (300, 3001), (3000, 97), (90, 9001)):
         a, b = dice.standard_normal((m, k)), dice.standard_normal((k, n), np.float32)
         c = np.empty((m, n))
         t.product(kernel)(a, np.ascontiguousarray(b.T) if columns else b, c, True)

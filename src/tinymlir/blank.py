@@ -11,7 +11,7 @@ from mlir import ir
 from mlir.dialects import arith, memref, scf, vector
 
 from tinymlir.flow import either
-from tinymlir.lanes import matrix, zeros
+from tinymlir.lanes import as_matrix, matrix, zeros
 from tinymlir.scalars import index
 
 ZERO, OTHER, NAN = (getattr(arith.CmpFPredicate, x) for x in ("OEQ", "UNE", "UNO"))
@@ -21,8 +21,11 @@ def truth(value: bool) -> ir.Value:
     return arith.constant(ir.IntegerType.get_signless(1), int(value))
 
 
-def opposite(value: ir.Value) -> ir.Value:
-    return arith.xori(value, truth(True))
+def opposite(x: ir.Value) -> ir.Value:
+    """Not x, for a truth value or a mask."""
+    number = isinstance(x.type, ir.IntegerType)
+    ones = truth(True) if number else vector.broadcast(x.type, truth(True))
+    return arith.xori(x, ones)
 
 
 def any_lane(kind: ir.VectorType, count: ir.Value, step: int,
@@ -40,13 +43,9 @@ def any_lane(kind: ir.VectorType, count: ir.Value, step: int,
 # %% 03_passes.md § Zeros (2)
 def side_by_side(a: ir.Value) -> ir.Value:
     """The same matrix, once it is known that its columns lie side by side."""
-    start, offset, *sizes, step, _ = memref.extract_strided_metadata(a)
-    unknown = ir.ShapedType.get_dynamic_size()
-    anywhere = ir.ShapedType.get_dynamic_stride_or_offset()
+    memory, start, rows, columns, *steps = memref.extract_strided_metadata(a)
     kind = matrix(str(ir.MemRefType(a.type).element_type), "?, 1")
-    return memref.ReinterpretCastOp(
-        kind, start, [offset], sizes, [step], [anywhere], [unknown] * 2,
-        [anywhere, 1]).result
+    return as_matrix(kind, memory, start, (rows, columns), steps)
 
 
 def only_zeros(a: ir.Value, kind: ir.VectorType, lines: list[ir.Value], k: ir.Value,

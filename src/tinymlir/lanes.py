@@ -1,17 +1,40 @@
 # Tangled from notebooks/03_passes.md: edit the chapter, not this file.
 
 # %% 03_passes.md § The innermost loop (1)
-"""Vectors of numbers, for code that builds kernels (chapter 3)."""
+"""Matrices and vectors, for code that builds kernels (chapter 3)."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mlir import ir
-from mlir.dialects import arith, vector
+from mlir.dialects import arith, memref, vector
 
 
 def matrix(element: str, strides: str) -> ir.MemRefType:
     """A matrix of unknown size, such as strides="?, 1"."""
     return ir.MemRefType(ir.Type.parse(
         f"memref<?x?x{element}, strided<[{strides}], offset: ?>>"))
+
+
+def as_matrix(kind: ir.MemRefType, memory: ir.Value, start: ir.Value,
+              sizes: Sequence[ir.Value], steps: Sequence[ir.Value]) -> ir.Value:
+    """A matrix in this memory: where it begins, its sizes and its steps."""
+    anywhere, unknown = (ir.ShapedType.get_dynamic_stride_or_offset(),
+                         ir.ShapedType.get_dynamic_size())
+    known, _ = kind.get_strides_and_offset()
+    return memref.ReinterpretCastOp(
+        kind, memory, [start], list(sizes),
+        [step for step, k in zip(steps, known) if k == anywhere],
+        [anywhere], [unknown] * 2, known).result
+
+
+def window(x: ir.Value, top: ir.Value, left: ir.Value, rows: ir.Value,
+           columns: ir.Value) -> ir.Value:
+    """A part of a matrix."""
+    memory, start, _, _, *steps = memref.extract_strided_metadata(x)
+    for place, step in zip((top, left), steps):
+        start = arith.addi(start, arith.muli(place, step))
+    return as_matrix(ir.MemRefType(x.type), memory, start, (rows, columns), steps)
 
 
 def widen(x: ir.Value, to: ir.Type) -> ir.Value:

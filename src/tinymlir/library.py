@@ -9,9 +9,11 @@ from collections.abc import Callable
 from mlir import ir
 from mlir.dialects import arith, func, memref, scf
 
+from tinymlir.flow import either, loop_over
+from tinymlir.lanes import add, as_matrix
+from tinymlir.onerow import clear, cut, dots, next_border, row
 from tinymlir.scalars import index
-from tinymlir.onerow import dots, row
-from tinymlir.schedule import VECTORS, Kernel, Types, matmul
+from tinymlir.schedule import LINE, VECTORS, Kernel, Types, matmul
 
 WORTHWHILE = 1 << 18  # multiply-adds: some microseconds
 Body = Callable[[ir.Value], None]
@@ -27,31 +29,22 @@ def in_parallel(count: ir.Value, body: Body) -> scf.ParallelOp:
     return loop
 
 
-def share(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value) -> None:
-    """The whole product, by one thread or by all."""
-    columns = memref.dim(c, index(1))
+def in_shares(t: Types, large: ir.Value, count: ir.Value, call: Callable
+              ) -> None:
+    """`call(first, last)` for ranges of `count` pieces, one for each thread."""
     if not t.kernel.parallel:
-        return func.call([], "part", [a, b, c, fresh, index(0), columns])
-    work = arith.muli(memref.dim(a, index(0)),
-                      arith.muli(memref.dim(a, index(1)), columns))
-    large = arith.cmpi(arith.CmpIPredicate.uge, work, index(WORTHWHILE))
+        return call(index(0), count)
     workers = arith.select(large, threads(), index(1))
-    wide = index(VECTORS * t.kernel.lanes)
-    panels = arith.ceildivui(columns, wide)
-    size = arith.muli(arith.ceildivui(panels, workers), wide)
+    size = arith.ceildivui(count, workers)
 
     def one(i: ir.Value) -> None:
-        first = arith.minui(arith.muli(i, size), columns)
-        last = arith.minui(arith.addi(first, size), columns)
-        func.call([], "part", [a, b, c, fresh, first, last])
+        first = arith.minui(arith.muli(i, size), count)
+        call(first, arith.minui(arith.addi(first, size), count))
 
-    choice = scf.IfOp(large, has_else=True)
-    with ir.InsertionPoint(choice.then_block):
+    def all_() -> None:
         in_parallel(workers, one)
-        scf.YieldOp([])
-    with ir.InsertionPoint(choice.else_block):
-        one(index(0))
-        scf.YieldOp([])
+
+    either(large, all_, lambda: one(index(0)))
 
 
 def threads() -> ir.Value:
@@ -60,8 +53,66 @@ def threads() -> ir.Value:
     return arith.index_cast(ir.IndexType.get(), count)
 
 
+# %% 03_passes.md § Several threads (2)
+def is_large(a: ir.Value, c: ir.Value) -> ir.Value:
+    """Is this product worth several threads?"""
+    work = arith.muli(memref.dim(a, index(0)), arith.muli(
+        memref.dim(a, index(1)), memref.dim(c, index(1))))
+    return arith.cmpi(arith.CmpIPredicate.uge, work, index(WORTHWHILE))
+
+
+def by_columns(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
+               ) -> None:
+    """The whole product: each thread takes some panels."""
+    columns, wide = memref.dim(c, index(1)), index(VECTORS * t.kernel.lanes)
+
+    def call(first: ir.Value, last: ir.Value) -> None:
+        left, right = arith.muli(first, wide), arith.muli(last, wide)
+        func.call([], "part", [a, b, c, fresh, left, arith.minui(right, columns)])
+
+    in_shares(t, is_large(a, c), arith.ceildivui(columns, wide), call)
+
+
+def by_groups(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
+              ) -> None:
+    """The whole product of one row: each thread takes some groups of rows of B."""
+    columns = memref.dim(c, index(1))
+    _, groups, stripes = cut(memref.dim(a, index(1)), columns)
+    several = arith.cmpi(arith.CmpIPredicate.ugt, groups, index(1))
+    room, rows = room_for(t, b, arith.select(several, groups, index(0)), columns)
+    sums = arith.select(several, rows, c)  # a single one is C's
+    new = arith.ori(several, fresh)
+    in_shares(t, is_large(a, c), arith.muli(groups, stripes), lambda first, last:
+              func.call([], "part", [a, b, sums, new, first, last]))
+    either(several, lambda: add_up(t, sums, groups, c, fresh), lambda: None)
+    memref.dealloc(room)
+
+
+def room_for(t: Types, b: ir.Value, rows: ir.Value, columns: ir.Value
+             ) -> tuple[ir.Value, ir.Value]:
+    """Memory, and rows of sums in it that cross the same borders as a row of B."""
+    lanes, unknown = index(t.kernel.lanes), ir.ShapedType.get_dynamic_size()
+    border = next_border(t, b, index(0), index(0), lanes)
+    step = arith.muli(arith.addi(arith.ceildivui(columns, lanes), index(1)), lanes)
+    kind = ir.MemRefType.get([unknown], t.vector.element_type)
+    room = memref.alloc(kind, [arith.muli(rows, step)], [], alignment=LINE)
+    return room, as_matrix(t.c, room, arith.subi(lanes, border), (rows, columns),
+                           (step, index(1)))
+
+
+def add_up(t: Types, sums: ir.Value, groups: ir.Value, c: ir.Value, fresh: ir.Value
+           ) -> None:
+    """C[0] += the sums of all groups, in order."""
+    either(fresh, lambda: clear(t, c), lambda: None)
+    with (loop_over(index(0), groups, index(1)) as group,
+          loop_over(index(0), memref.dim(c, index(1)), index(1)) as j):
+        old = memref.load(c, [index(0), j])
+        memref.store(add(old, memref.load(sums, [group, j])), c, [index(0), j])
+
+
 # %% 03_passes.md § A kernel as a module (1)
-BODY = {"matmul": matmul, "dots": dots, "row": row}
+BODY = {"matmul": matmul, "dots": dots, "row": row}  # computes a part
+SHARE = {"matmul": by_columns, "dots": by_columns, "row": by_groups}
 
 
 def library(kernel: Kernel) -> ir.Module:
@@ -78,7 +129,8 @@ def library(kernel: Kernel) -> ir.Module:
             part = function("part", [*takes, column, column],
                             lambda args: body(t, *args[:4], tuple(args[4:])))
             part.attributes["sym_visibility"] = ir.StringAttr.get("private")
-            function(kernel.symbol, takes, lambda args: share(t, *args))
+            function(kernel.symbol, takes,
+                     lambda args: SHARE[kernel.kind](t, *args))
     return module
 
 
