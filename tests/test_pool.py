@@ -47,7 +47,7 @@ def test_a_piece_is_handed_out_to_one_at_a_time():
         GIVE(piece)
 
 
-def test_more_than_the_ring_holds_is_given_back():
+def test_more_than_the_table_holds_is_given_back():
     pieces = [TAKE(200_000 + i) for i in range(3 * pool.PLACES)]
     assert len(set(pieces)) == len(pieces)
     for piece in pieces:

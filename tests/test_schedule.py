@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tinymlir import compiler, native, threads
+from tinymlir import compiler, native, pool, threads
 from tinymlir.schedule import Kernel
 
 DTYPE = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
@@ -19,11 +19,10 @@ TYPES = [("f32", "f32", "f32"), ("f64", "f32", "f64"), ("f32", "f64", "f64"),
 rng = np.random.default_rng(3)
 
 
-@cache
-def product(kernel):
+def load_product(kernel):
     """kernel -> function(a, b as stored, c, fresh)."""
     code = native.Code(compiler.compiled_library(tuple(vars(kernel).values())),
-                       threads.symbols())
+                       threads.symbols() | pool.symbols())
     address, number = ctypes.c_void_p, ctypes.c_int64
     call = ctypes.CFUNCTYPE(None, *[address, address, *[number] * 5] * 3, ctypes.c_bool)(
         code.address(kernel.symbol))
@@ -37,6 +36,9 @@ def product(kernel):
 
     run.code = code
     return run
+
+
+product = cache(load_product)
 
 
 def numbers(shape, name):

@@ -48,21 +48,27 @@ def side_by_side(a: ir.Value) -> ir.Value:
     return as_matrix(kind, memory, start, (rows, columns), steps)
 
 
+def perhaps_zeros(a: ir.Value, lanes: int, lines: list[ir.Value], k: ir.Value,
+                  depth: ir.Value) -> ir.Value:
+    """Are the corners zeros, and can the lines be read as whole vectors?"""
+    last = arith.addi(k, arith.subi(depth, index(1)))
+    corners = [memref.load(a, [line, column]) for line in (lines[0], lines[-1])
+               for column in (k, last)]
+    zero = arith.constant(corners[0].type, 0.0)
+    *_, step = memref.extract_strided_metadata(a)
+    same, rest = arith.CmpIPredicate.eq, arith.remui(depth, index(lanes))
+    return reduce(arith.andi, [
+        arith.cmpi(same, step, index(1)), arith.cmpi(same, rest, index(0)),
+        *(arith.cmpf(ZERO, x, zero) for x in corners)])
+
+
 def only_zeros(a: ir.Value, kind: ir.VectorType, lines: list[ir.Value], k: ir.Value,
                depth: ir.Value) -> ir.Value:
     """Do these lines of `a` hold only zeros, in `depth` columns from k on?
 
-    It may also say no if the columns are not a whole number of vectors."""
-    last = arith.addi(k, arith.subi(depth, index(1)))
-    corners = [memref.load(a, [line, column]) for line in (lines[0], lines[-1])
-               for column in (k, last)]
-    *_, step = memref.extract_strided_metadata(a)
-    rest = arith.remui(depth, index(kind.shape[0]))
-    same, none = arith.CmpIPredicate.eq, zeros(kind)
-    zero = vector.extract(none, [], [0])
-    likely = reduce(arith.andi, [
-        arith.cmpi(same, step, index(1)), arith.cmpi(same, rest, index(0)),
-        *(arith.cmpf(ZERO, x, zero) for x in corners)])
+    It may also say no if they cannot be read as whole vectors."""
+    none, lanes = zeros(kind), kind.shape[0]
+    perhaps = perhaps_zeros(a, lanes, lines, k, depth)
 
     def look() -> list[ir.Value]:
         flat = side_by_side(a)
@@ -72,9 +78,9 @@ def only_zeros(a: ir.Value, kind: ir.VectorType, lines: list[ir.Value], k: ir.Va
             return [arith.cmpf(OTHER, vector.load(kind, flat, place), none)
                     for place in places]
 
-        return [opposite(any_lane(kind, depth, kind.shape[0], filled))]
+        return [opposite(any_lane(kind, depth, lanes, filled))]
 
-    return either(likely, look, lambda: [truth(False)], [likely.type])[0]
+    return either(perhaps, look, lambda: [truth(False)], [perhaps.type])[0]
 
 
 # %% 03_passes.md § Zeros (3)

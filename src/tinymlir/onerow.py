@@ -30,12 +30,12 @@ def cut(depth: ir.Value, columns: ir.Value) -> tuple[ir.Value, ir.Value, ir.Valu
 
 def row(t: Types, a: ir.Value, b: ir.Value, sums: ir.Value, fresh: ir.Value,
         part: Part) -> None:
-    """sums[g, j] += A[0, k] * B[k, j] for the k of group g: a part of all groups
-    of all stripes."""
+    """sums[g, j] += A[0, k] * B[k, j] for the k of group g: a part of all stripes
+    of all groups."""
     depth, columns = memref.dim(a, index(1)), memref.dim(b, index(1))
-    size, groups, _ = cut(depth, columns)
+    size, _, stripes = cut(depth, columns)
     with loop_over(*part, index(1)) as piece:
-        group, stripe = arith.remui(piece, groups), arith.divui(piece, groups)
+        group, stripe = arith.divui(piece, stripes), arith.remui(piece, stripes)
         top, left = arith.muli(group, size), arith.muli(stripe, index(WIDE))
         rows = arith.minui(arith.subi(depth, top), size)
         width = arith.minui(arith.subi(columns, left), index(WIDE))
@@ -44,6 +44,7 @@ def row(t: Types, a: ir.Value, b: ir.Value, sums: ir.Value, fresh: ir.Value,
                   window(sums, group, left, index(1), width), fresh)
 
 
+# %% 03_passes.md § One row (2)
 def add_group(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
               ) -> None:
     """C[0, j] += A[0, k] * B[k, j] for all k and j."""
@@ -93,7 +94,7 @@ def add_rows(t: Types, b: ir.Value, c: ir.Value, lines: list[tuple],
     edge(end, width)
 
 
-# %% 03_passes.md § One row (2)
+# %% 03_passes.md § One row (3)
 def next_border(t: Types, b: ir.Value, line: ir.Value, column: ir.Value,
                 stop: ir.Value) -> ir.Value:
     """The first column whose number begins a vector in memory; at most `stop`."""
@@ -111,7 +112,7 @@ def masked(mask: ir.Value) -> Callable:
     return lambda kind, m, at: vector.maskedload(kind, m, at, mask, zeros(kind))
 
 
-# %% 03_passes.md § One row (3)
+# %% 03_passes.md § One row (4)
 SUMS = 4  # vectors of sums, for one row of B
 LONG = 256  # numbers in a row that is worth the trouble
 

@@ -13,7 +13,7 @@ PLACES, LARGE, LIMIT = 32, 1 << 16, 256 << 20  # bytes; smaller pieces are not k
 TRIES = 200  # to get the flag
 TAKE = f"""
 %place = type {{ ptr, i64 }}
-@ring = internal global [{PLACES} x %place] zeroinitializer
+@table = internal global [{PLACES} x %place] zeroinitializer
 @held = internal global i64 0
 @turn = internal global i64 0
 @busy = internal global i8 0
@@ -35,7 +35,7 @@ wait:
   br i1 %patient, label %try, label %fresh
 scan:
   %i = phi i64 [ 0, %try ], [ %next, %miss ]
-  %at = getelementptr %place, ptr @ring, i64 %i
+  %at = getelementptr %place, ptr @table, i64 %i
   %there = getelementptr %place, ptr %at, i64 0, i32 1
   %size = load i64, ptr %there
   %same = icmp eq i64 %size, %n
@@ -93,7 +93,7 @@ wait:
   br i1 %patient, label %try, label %drop
 scan:
   %i = phi i64 [ 0, %try ], [ %next, %taken ], [ 0, %out ]
-  %at = getelementptr %place, ptr @ring, i64 %i
+  %at = getelementptr %place, ptr @table, i64 %i
   %there = getelementptr %place, ptr %at, i64 0, i32 1
   %size = load i64, ptr %there
   %empty = icmp eq i64 %size, 0
@@ -112,13 +112,13 @@ evict:
   %following = add i64 %turn, 1
   %round = urem i64 %following, {PLACES}
   store i64 %round, ptr @turn
-  %oldest = getelementptr %place, ptr @ring, i64 %turn
-  %length = getelementptr %place, ptr %oldest, i64 0, i32 1
+  %chosen = getelementptr %place, ptr @table, i64 %turn
+  %length = getelementptr %place, ptr %chosen, i64 0, i32 1
   %many = load i64, ptr %length
   %nothing = icmp eq i64 %many, 0
   br i1 %nothing, label %evict, label %out
 out:
-  %other = load ptr, ptr %oldest
+  %other = load ptr, ptr %chosen
   %begin = getelementptr i8, ptr %other, i64 -64
   call void @free(ptr %begin)
   store i64 0, ptr %length

@@ -42,7 +42,7 @@ class Kernel:
 
 
 # %% 03_passes.md § The innermost loop (1)
-from tinymlir.lanes import matrix, multiply_add, widen, zeros
+from tinymlir.lanes import add, matrix, multiply_add, widen, zeros
 
 
 @dataclass
@@ -386,5 +386,9 @@ def unless_blank(p: Product, here: Panel, rows: int, i: ir.Value, build: Build
     if integers or rows < TILE_ROWS[p.t.kernel.bits][0]:
         return build()
     lines = [arith.addi(i, index(r)) for r in range(rows)]
-    either(adds_nothing(p, here, lines),
-           lambda: leave(p, here, lines, begun(p, here, lines)), build)
+
+    def pass_on() -> None:
+        zero = zeros(p.t.vector)  # added, since -0.0 + 0.0 is 0.0
+        leave(p, here, lines, [add(x, zero) for x in begun(p, here, lines)])
+
+    either(adds_nothing(p, here, lines), pass_on, build)
