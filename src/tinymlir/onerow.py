@@ -13,9 +13,9 @@ from tinymlir.blank import opposite
 from tinymlir.flow import either, loop_over, stretches
 from tinymlir.lanes import add, multiply_add, widen, window, zeros
 from tinymlir.scalars import index
-from tinymlir.schedule import VECTORS, Part, Types
+from tinymlir.schedule import Part, Types
 
-ABREAST = 4  # rows of B at a time
+ABREAST = 4  # rows of B at a time, and vectors of each
 GROUPS, LEAST = 8, 64  # of rows: at most so many, of at least so many rows
 WIDE = 4096  # columns of a stripe: a group of very long rows is cut
 
@@ -49,14 +49,16 @@ def add_group(t: Types, a: ir.Value, b: ir.Value, c: ir.Value, fresh: ir.Value
               ) -> None:
     """C[0, j] += A[0, k] * B[k, j] for all k and j."""
     depth, number = memref.dim(a, index(1)), t.vector.element_type
-    border = next_border(t, b, index(0), index(0), memref.dim(c, index(1)))
+    width = memref.dim(c, index(1))
+    border = next_border(t, b, index(0), index(0), width)
     either(fresh, lambda: clear(t, c), lambda: None)
     for start, stop, count in stretches(index(0), depth, (ABREAST, 1)):
         with loop_over(start, stop, index(count)) as k:
-            lines = [arith.addi(k, index(i)) for i in range(count)]
-            numbers = (widen(memref.load(a, [index(0), k]), number) for k in lines)
+            places = [arith.addi(k, index(i)) for i in range(count)]
+            numbers = (widen(memref.load(a, [index(0), k]), number) for k in places)
             factors = [vector.broadcast(t.vector, x) for x in numbers]
-            add_rows(t, b, c, list(zip(factors, lines)), border)
+            lines = [window(b, k, index(0), index(1), width) for k in places]
+            add_rows(t, list(zip(factors, lines)), c, border)
 
 
 def clear(t: Types, c: ir.Value) -> None:
@@ -66,16 +68,17 @@ def clear(t: Types, c: ir.Value) -> None:
         memref.store(zero, c, [index(0), j])
 
 
-def add_rows(t: Types, b: ir.Value, c: ir.Value, lines: list[tuple],
+def add_rows(t: Types, lines: list[tuple[ir.Value, ir.Value]], c: ir.Value,
              border: ir.Value) -> None:
-    """Add a few rows of B to C, each multiplied by its factor."""
+    """Add a few rows to C, each multiplied by its factor."""
     lanes, width = t.kernel.lanes, memref.dim(c, index(1))
 
     def add_vectors(columns: list[ir.Value], load: Callable, store: Callable
                     ) -> None:
         new = [load(t.vector, c, [index(0), j]) for j in columns]
         for factor, line in lines:
-            row = (widen(load(t.vector_b, b, [line, j]), t.vector) for j in columns)
+            row = (widen(load(t.vector_b, line, [index(0), j]), t.vector)
+                   for j in columns)
             new = [multiply_add(factor, x, y) for x, y in zip(row, new)]
         for x, j in zip(new, columns):
             store(x, c, [index(0), j])
@@ -86,7 +89,7 @@ def add_rows(t: Types, b: ir.Value, c: ir.Value, lines: list[tuple],
             add_vectors([j], masked(mask), lambda x, m, at:
                         vector.maskedstore(m, at, mask, x))
 
-    middle, end, wide = next(stretches(border, width, [VECTORS * lanes]))
+    middle, end, wide = next(stretches(border, width, [ABREAST * lanes]))
     edge(index(0), border)
     with loop_over(middle, end, index(wide)) as j:
         add_vectors([arith.addi(j, index(v)) for v in range(0, wide, lanes)],
