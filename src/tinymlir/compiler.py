@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -141,16 +142,24 @@ def compiled_graph(graph: Graph) -> tuple[list[Any], bytes]:
 def load_code(graph: Graph) -> tuple[native.Code, list[native.Code]]:
     """The code of a graph, and the products that must stay alive with it."""
     key = store.key_of(f"{threads.count() > 1} {store.fingerprint(graph)}")
-    kept = store.read(key)
-    if kept is None:
-        kept = compiled_graph(graph)
-        store.write(key, *kept)
-    kernels, code = kept
+    found = store.read(key)
+    kernels, code = found or compiled_graph(graph)
     loaded = {symbol: product(symbol, tuple_of(fields)).result()
               for symbol, fields in kernels}
+    if not found:
+        store.write(key, kernels, code)
+        give_back()
     symbols = {symbol: lib.address(symbol) for symbol, lib in loaded.items()}
     symbols |= threads.symbols() | pool.symbols()
     return native.Code(code, symbols), list(loaded.values())
+
+
+def give_back() -> None:
+    """Memory that the compilers took goes back to the system, where that can be."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+        if trim:
+            trim(0)
 
 
 def tuple_of(value: Any) -> Any:
