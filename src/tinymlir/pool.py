@@ -11,6 +11,21 @@ from tinymlir import native, store
 
 PLACES, LARGE, LIMIT = 32, 1 << 16, 256 << 20  # bytes; smaller pieces are not kept
 TRIES = 200  # to get the flag
+
+
+def flag(before: str, otherwise: str) -> str:
+    """Coming from block `before`: to %scan with the flag set, or to `otherwise`."""
+    return f"""try:
+  %tried = phi i64 [ 0, %{before} ], [ %again, %wait ]
+  %old = cmpxchg ptr @busy, i8 0, i8 1 acquire monotonic
+  %mine = extractvalue {{ i8, i1 }} %old, 1
+  br i1 %mine, label %scan, label %wait
+wait:
+  %again = add i64 %tried, 1
+  %patient = icmp ult i64 %again, {TRIES}
+  br i1 %patient, label %try, label %{otherwise}"""
+
+
 TAKE = f"""
 %place = type {{ ptr, i64 }}
 @table = internal global [{PLACES} x %place] zeroinitializer
@@ -24,15 +39,7 @@ define ptr @take(i64 %n) {{
 entry:
   %large = icmp uge i64 %n, {LARGE}
   br i1 %large, label %try, label %fresh
-try:
-  %tried = phi i64 [ 0, %entry ], [ %again, %wait ]
-  %old = cmpxchg ptr @busy, i8 0, i8 1 acquire monotonic
-  %mine = extractvalue {{ i8, i1 }} %old, 1
-  br i1 %mine, label %scan, label %wait
-wait:
-  %again = add i64 %tried, 1
-  %patient = icmp ult i64 %again, {TRIES}
-  br i1 %patient, label %try, label %fresh
+{flag("entry", "fresh")}
 scan:
   %i = phi i64 [ 0, %try ], [ %next, %miss ]
   %at = getelementptr %place, ptr @table, i64 %i
@@ -82,15 +89,7 @@ look:
   %fits = icmp ule i64 %n, {LIMIT}
   %keep = and i1 %large, %fits
   br i1 %keep, label %try, label %drop
-try:
-  %tried = phi i64 [ 0, %look ], [ %again, %wait ]
-  %old = cmpxchg ptr @busy, i8 0, i8 1 acquire monotonic
-  %mine = extractvalue {{ i8, i1 }} %old, 1
-  br i1 %mine, label %scan, label %wait
-wait:
-  %again = add i64 %tried, 1
-  %patient = icmp ult i64 %again, {TRIES}
-  br i1 %patient, label %try, label %drop
+{flag("look", "drop")}
 scan:
   %i = phi i64 [ 0, %try ], [ %next, %taken ], [ 0, %out ]
   %at = getelementptr %place, ptr @table, i64 %i
